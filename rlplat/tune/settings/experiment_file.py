@@ -27,6 +27,7 @@ from rlplat.config import Layer, closest, load_yaml, resolve
 from rlplat.config_sources import KeyPath, put
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
+from rlplat.tune.settings.own_code import with_code_found
 from rlplat.tune.settings.spec import ExperimentSpec
 from rlplat.tune.space.space import is_domain
 
@@ -49,8 +50,6 @@ def load_experiments(
     """
     layer = load_yaml(path)
     if "code" in layer.values and Path(path).name == SAVED_AS:
-        from rlplat.tune.settings.saved_experiment import with_code_found
-
         layer.values, notes = with_code_found(layer.values, Path(path).parent)
         for note in notes:
             logging.getLogger("rlplat.code").warning("warning: %s", note)

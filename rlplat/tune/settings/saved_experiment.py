@@ -13,10 +13,11 @@ import yaml
 
 from rlplat.config import parse_yaml
 from rlplat.errors import ConfigError
-from rlplat.rl.user_code import finder, home_of, is_file, located, record_code
+from rlplat.rl.user_code import home_of, is_file, record_code
 from rlplat.tune.search.search import Searcher
 from rlplat.tune.settings.experiment_file import KEYS, named
-from rlplat.tune.settings.spec import ExperimentSpec, with_code_renamed
+from rlplat.tune.settings.own_code import names_of_code, with_code_found
+from rlplat.tune.settings.spec import ExperimentSpec
 from rlplat.tune.space.space import as_yaml, is_domain
 from rlplat.tune.space.tree import plain
 from rlplat.tune.storage.address import shown
@@ -43,28 +44,8 @@ def dump_experiment(spec: ExperimentSpec) -> str:
 
 def code_of(spec: ExperimentSpec) -> str:
     """The section of experiment.yaml by which the user's files are found again."""
-    recorded = record_code(_names(settings_of(spec)), spec.out)
+    recorded = record_code(names_of_code(settings_of(spec)), spec.out)
     return yaml.safe_dump({"code": recorded}, sort_keys=False, allow_unicode=True) if recorded else ""
-
-
-def with_code_found(saved: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], list[str]]:
-    """(the settings in an experiment.yaml with the files where they are now, a line each about what has changed)."""
-    settings = {key: value for key, value in saved.items() if key != "code"}
-    if (recorded := saved.get("code")) is None:  # an experiment of before: its names are from here
-        return with_code_renamed(settings, located), []
-    rename, notes = finder(_names(settings), recorded, directory)
-    return with_code_renamed(settings, rename), notes
-
-
-def _names(settings: Mapping[str, Any]) -> list[str]:
-    names: list[str] = []
-
-    def note(name: str) -> str:
-        names.append(name)
-        return name
-
-    with_code_renamed(settings, note)
-    return names
 
 
 FIXED = ("trainable", "config", "metric", "mode", "stop", "searcher", "scheduler", "seed", "seeds_per_trial")

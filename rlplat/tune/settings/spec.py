@@ -19,10 +19,11 @@ from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, field_
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
 from rlplat.paths import expanded, user_path
-from rlplat.rl.user_code import located, renamed_in_space
+from rlplat.rl.user_code import located
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
 from rlplat.tune.search.search import Searcher
+from rlplat.tune.settings.own_code import with_code_renamed
 from rlplat.tune.storage.address import problem_of, shown
 
 if TYPE_CHECKING:
@@ -356,16 +357,6 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     configs = [space.draw(choose, rng).config for choose in ways]
     check_seeds(algo, configs[0], spec.seeds_per_trial)
     check_configs(algo, configs, origins)
-
-
-def with_code_renamed(settings: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
-    """An experiment's settings with another name for every file of code: of the trainable, in the config."""
-    values = dict(settings)
-    if isinstance(trainable := values.get("trainable"), str):
-        values["trainable"] = rename(trainable)
-    if isinstance(config := values.get("config"), dict):
-        values["config"] = renamed_in_space(config, rename)
-    return values
 
 
 def trainable_name(trainable: Any) -> str:
