@@ -198,7 +198,8 @@ class AlgorithmConfig(Section):
     env: EnvName
     """Pong, CartPole-v1, pkg.module:Env, ./file.py:Env; in Python also a class, or a function that makes one."""
     env_kwargs: Annotated[Arguments, AfterValidator(_with_wrappers_located)] = Field(default_factory=dict)
-    """Arguments for the environment's constructor; the key wrappers lists gymnasium wrappers around it."""
+    """Arguments for the environment's constructor; the key wrappers lists gymnasium wrappers around it, image
+    says size, grey, stack and range of its images (docs/custom-env.md)."""
     env_metrics: EnvMetrics = Field(default_factory=list)
     """Numbers of the environment's infos that become env/<name>_mean, one per episode: the last value, or with
     <name>:sum the sum. All numbers in info["metrics"] do without being named."""

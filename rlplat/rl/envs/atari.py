@@ -6,10 +6,12 @@ libraries differ again; curves are comparable only when all of these are stated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import UsageError
+from rlplat.rl.envs.image_settings import ImageSettings
 from rlplat.rl.envs.names import EnvSource
 
 PREPROCESSING: dict[str, Any] = {
@@ -34,7 +36,11 @@ PREPROCESSING: dict[str, Any] = {
 
 
 def atari_settings(source: EnvSource, env_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """PREPROCESSING with the caller's changes; UsageError on a name that is not in it."""
+    """PREPROCESSING with the caller's changes; UsageError on a name that is not in it. The key `image` says some of
+    them as for any environment."""
+    if isinstance(env_kwargs.get("image"), Mapping):
+        env_kwargs = {**_of_images(source, env_kwargs["image"]), **env_kwargs}
+        del env_kwargs["image"]
     for key in env_kwargs:
         if key == "wrappers":
             raise UsageError(
@@ -48,6 +54,20 @@ def atari_settings(source: EnvSource, env_kwargs: dict[str, Any]) -> dict[str, A
                 f"the keys are {', '.join(PREPROCESSING)}"
             )
     return {**PREPROCESSING, **env_kwargs}
+
+
+def _of_images(source: EnvSource, given: Mapping[str, Any]) -> dict[str, Any]:
+    image = ImageSettings.of(given)
+    if image.range is not None:
+        raise UsageError(f"{source.name} has pixels from 0 to 255: leave out env_kwargs.image.range")
+    settings: dict[str, Any] = {}
+    if image.size is not None:
+        settings = {"img_height": image.size[0], "img_width": image.size[1]}
+    if "grey" in given:
+        settings["grayscale"] = image.grey
+    if "stack" in given:
+        settings["stack_num"] = image.stack
+    return settings
 
 
 def ale_arguments(settings: dict[str, Any]) -> dict[str, Any]:

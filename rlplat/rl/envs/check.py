@@ -58,6 +58,8 @@ PATIENCE_S = 5.0
 """Beyond the limit of one step, within which the watchdog says more about what hangs."""
 SLOW_S = 5.0
 """Of a first reset: a run does not wait for others that would only show whether it can be repeated."""
+DARK, DARK_STEPS = 32, 50
+"""Images of 0 to 255 that stay below the one in the other steps have bounds that are not theirs."""
 LONG = 100
 """Steps of an episode without a time limit that are worth a warning."""
 
@@ -334,6 +336,7 @@ class _Probe:
         self._never_masks = True
         self._longest, self._is_ever_truncated = 0, False
         self._stacks = _Stacks()
+        self._largest: dict[str, int] = {}
 
     def close(self) -> None:
         self._watchdog.close()
@@ -386,6 +389,7 @@ class _Probe:
             )
         trace = self._play(self._reset(), steps)
         report.spaces = self._stacks.noted(spec)
+        self._note_dark_images(spec)
         replayed = self._play(self._reset(), min(steps, 50), is_replay=True)
         for step, (one, other) in enumerate(zip(trace, replayed, strict=False), start=1):
             if not (_is_same(one[0], other[0]) and one[1] == other[1]):
@@ -416,6 +420,23 @@ class _Probe:
                 "note", f"the action mask forbade nothing in {steps} steps; without it, steps are cheaper"
             )
 
+    def _note_largest(self, spec: SpaceSpec, obs: Any) -> None:
+        for path, leaf in obs_leaves(spec.obs).items():
+            if leaf.kind == "image" and leaf.dtype == "uint8" and not leaf.low:
+                image = obs[path] if isinstance(obs, dict) else obs
+                self._largest[path] = max(self._largest.get(path, 0), int(image.max()))
+
+    def _note_dark_images(self, spec: SpaceSpec) -> None:
+        for path, largest in self._largest.items():
+            if self._report.steps >= DARK_STEPS and 0 < largest <= DARK:
+                which = f"the observation '{path}'" if path else "the observation"
+                self._report.add(
+                    "warning",
+                    f"{which} is an image of 0 to 255, but was at most {largest} in {self._report.steps} steps: "
+                    f"if these are codes, networks see them as 0 to {largest / 255:.2f}; give the space its bounds, or "
+                    f"--env-kwargs.image.range '[0, {largest}]'",
+                )
+
     def _reset(self) -> Obs:
         assert self._guard is not None
         guard = self._guard
@@ -444,6 +465,7 @@ class _Probe:
                 self._is_ever_truncated |= bool(truncated)
                 self._check_obs(f"step() [{self._at()}]", "warning")
                 self._stacks.add(guard.spaces, before, obs)
+                self._note_largest(guard.spaces, obs)
             if terminated or truncated:
                 obs = self._timed(guard.reset, "reset()")[0]
             self._check_mask(obs)

@@ -102,10 +102,15 @@ def unsupported_observation(space: Any) -> str:
                 f"observation space{_at(keys)} {leaf} is empty; leave it out, or give it something to observe"
             )
         if not isinstance(leaf, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-            return (
-                f"observation space{_at(keys)} {leaf} is not supported (supported: {SUPPORTED}); wrap the environment "
-                "in a gymnasium.ObservationWrapper that turns it into one of them"
-            )
+            cure = "wrap the environment in a gymnasium.ObservationWrapper that turns it into one of them"
+            others = [key for key in getattr(space, "spaces", {}) if key != keys[0]] if len(keys) == 1 else []
+            if others and isinstance(space, spaces.Dict):
+                listed = ", ".join(map(str, others))
+                cure += (
+                    ", or leave it out: --env-kwargs.wrappers '[{gymnasium.wrappers:FilterObservation: {filter_keys: "
+                    f"[{listed}]}}}}]'"
+                )
+            return f"observation space{_at(keys)} {leaf} is not supported (supported: {SUPPORTED}); {cure}"
         if isinstance(leaf, spaces.Box) and leaf.dtype.kind not in "fiub":
             return f"observation space{_at(keys)} {leaf} has dtype {leaf.dtype}; give it a numeric one such as float32"
     return _ambiguous(space, "observation")

@@ -24,6 +24,7 @@ from rlplat.rl.envs.atari import ale_arguments, atari_settings
 from rlplat.rl.envs.copies import Copies, made_as, parameters, with_numbers
 from rlplat.rl.envs.guard import BY_AGENT, GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import space_spec
+from rlplat.rl.envs.image_settings import ImageSettings, is_ours, with_images, with_true_bounds
 from rlplat.rl.envs.loops import AsyncLoop, PoolLoop, SyncLoop, kill_unmade, process_makers
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.state import is_native_saved
@@ -290,10 +291,12 @@ def call_wrapped(
     cannot be made. constructor: what the factory calls in the end, where it is not that itself."""
     kwargs = dict(env_kwargs)
     wrappers = kwargs.pop("wrappers", [])
+    image = kwargs.pop("image") if is_ours(kwargs, parameters(constructor or factory)) else {}
+    settings = ImageSettings.of(image)
     env = factory(**with_numbers(constructor or factory, kwargs))
     for named in wrappers if isinstance(wrappers, list) else [wrappers]:
         _, env = made_of(named, "env_kwargs.wrappers", env)
-    return env
+    return with_true_bounds(with_images(env, settings))
 
 
 def _log_mujoco_warnings(source: EnvSource) -> None:
@@ -386,10 +389,12 @@ def _make_async(
 
 def _require_no_wrappers(source: EnvSource, kwargs: dict[str, Any]) -> None:
     """Where many environments are one object."""
-    if "wrappers" in kwargs:
-        raise UsageError(
-            f"wrappers take one environment each: set vectorization of {source.name} to 'auto', 'sync' or 'async'"
-        )
+    for key in ("wrappers", "image"):
+        if key in kwargs:
+            raise UsageError(
+                f"env_kwargs.{key} is for one environment each: set vectorization of {source.name} to 'auto', 'sync' "
+                "or 'async'"
+            )
 
 
 def _use_native(source: EnvSource, spec: Any, kwargs: dict[str, Any], vectorization: Vectorization) -> bool:
