@@ -19,6 +19,8 @@ from rlplat.rl.envs.images import image_spec
 from rlplat.rl.interfaces import Array
 from rlplat.rl.spaces import MASK, ActionSpec, ObsSpec, SpaceSpec, empty_actions
 
+OBS_SPEC = "rlplat_obs_spec"
+"""The attribute by which a Box that we made says what it is."""
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of them"
 
 
@@ -82,7 +84,9 @@ def flat_space(obs: ObsSpec | dict[str, ObsSpec], observation_space: Any) -> Any
         box = bounds[path if path in bounds else ""]
         dtype = leaf.dtype if leaf.kind == "image" else box.dtype
         low, high = (bound.astype(dtype).reshape(leaf.shape) for bound in (box.low, box.high))
-        return spaces.Box(low, high, dtype=np.dtype(dtype).type)
+        made = spaces.Box(low, high, dtype=np.dtype(dtype).type)
+        made.__dict__[OBS_SPEC] = leaf  # of another shape and dtype, it might be taken for something else
+        return made
 
     if isinstance(obs, dict):
         # gymnasium sorts plain dicts by key; pairs keep their order.
@@ -297,6 +301,8 @@ def _obs_part(keys: tuple[Any, ...], space: Any) -> ObsPart:
 
 def _box_obs_spec(space: Any) -> ObsSpec:
     """A bare number becomes a vector of one."""
+    if (known := space.__dict__.get(OBS_SPEC)) is not None:
+        return known
     image = image_spec(space.low, space.high, space.dtype)
     return image or ObsSpec("vector", tuple(map(int, space.shape)) or (1,), np.dtype(space.dtype).name)
 

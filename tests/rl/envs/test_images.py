@@ -204,6 +204,29 @@ def test_what_arrives_has_the_shape_and_dtype_of_the_spec(vectorization: Any) ->
     assert rows["board"].shape == (1, 9, 9, 1) and rows["board"].dtype == np.float32
 
 
+@pytest.mark.parametrize(
+    "low, high, shape, dtype",
+    [
+        (0, 255, (16, 10, 12, 1), "uint8"),
+        (-1, 1, (6, 7, 2), "int8"),
+        (0, 1, (3, 3, 2), "int8"),
+        (0, 9, (8, 8, 8, 1), "int64"),
+    ],
+)  # fmt: skip
+def test_a_guess_is_made_once(low: int, high: int, shape: tuple[int, ...], dtype: str) -> None:
+    """On the environment's own space: what was made of it would be another case of the rule."""
+    space = spaces.Box(low, high, shape, np.dtype(dtype).type)
+    for observed in (space, spaces.Dict({"image": space, "x": spaces.Discrete(2)})):
+        wanted = AgentSpaces(observed, spaces.Discrete(2)).spec
+        for vectorization in ("sync", "async"):
+            with make_vector_env(lambda o=observed: Pixels(o), 2, vectorization=vectorization) as env:
+                assert env.spec == wanted
+                obs: Any = env.reset()
+                image = obs["image"] if isinstance(obs, dict) else obs
+                leaf = wanted.obs["image"] if isinstance(wanted.obs, dict) else wanted.obs
+                assert image.shape == (2, *leaf.shape) and image.dtype == leaf.dtype
+
+
 def test_wrappers_of_gymnasium() -> None:
     rgb = Pixels(spaces.Box(0, 255, (40, 50, 3), np.uint8))
     for env, layout in (
