@@ -197,3 +197,49 @@ def test_a_log_file_says_whose_it_is(tmp_path: Path) -> None:
         assert re.fullmatch(head, text_of(tmp_path)), text_of(tmp_path)
     finally:
         rlplat.shutdown()
+
+
+def test_a_progress_bar_is_seen_while_it_runs() -> None:
+    read, write = os.pipe()
+    try:
+        output = WorkerOutput(Console(write), LogFile("/dev/null"), True)
+        shown: list[tuple[float, str]] = []
+
+        def take(data: bytes, now: float) -> None:
+            output.take(data, "w1", now)
+            os.set_blocking(read, False)
+            try:
+                shown.extend((now, line) for line in os.read(read, 65536).decode().splitlines())
+            except BlockingIOError:
+                pass
+
+        take(b"before\r\n", 0.0)
+        for tick in range(1, 300):  # 30 s
+            take(f"\rstep {tick}".encode(), tick / 10)
+        take(b"\rstep 300\nafter", 30.0)
+        take(b"\r", 30.1)
+        take(b"all\n", 30.2)
+        assert [line for _, line in shown] == [
+            "(w1) before", "(w1) step 11", "(w1) step 31", "(w1) step 71", "(w1) step 151", "(w1) step 251",
+            "(w1) step 300", "(w1) all",
+        ]  # fmt: skip
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 3, 5, 7])
+def test_however_output_is_cut_the_same_lines_are_seen(cuts: int) -> None:
+    text = b"a\nb\r\n\rone\rtwo\n\n x\r\r\ny\rz"
+    read, write = os.pipe()
+    try:
+        output = WorkerOutput(Console(write), LogFile("/dev/null"), True)
+        for start in range(0, len(text), cuts):
+            output.take(text[start : start + cuts], "w", 0.0)
+        output.end("w", 0.0)
+        assert os.read(read, 65536).decode() == "".join(
+            f"(w) {line}\n" for line in ("a", "b", "two", "", " x", "z")
+        )
+    finally:
+        os.close(read)
+        os.close(write)

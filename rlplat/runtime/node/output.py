@@ -3,6 +3,9 @@
 A worker that prints more than `MOST_LINES` or `MOST_BYTES` in a second is cut off there until the second is over; then
 one line says how many were dropped and where they are. When nobody reads the driver's stderr (a pager, a stopped
 terminal), lines gather up to a bound and are then dropped as well: the node never waits for a terminal.
+
+A progress bar (tqdm's) writes its states over each other, with carriage returns, and ends its line when it is done.
+What a terminal would show of it becomes a line after 1, 2, 4, 8 s and then every 10 s, and when the line ends.
 """
 
 from __future__ import annotations
@@ -73,11 +76,24 @@ class WorkerOutput:
         self._rest = b""
         self._second = 0.0
         self._num_lines = self._num_bytes = self._num_dropped = 0
+        self._bar_at, self._bar_pause_s = 0.0, 0.0
+        """When the next state of a progress bar is shown, and how long after the one before."""
 
     def take(self, data: bytes, name: str, now: float) -> None:
         """`name` goes before each line."""
         self.file.write(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
+        lines = [_as_seen(line) for line in lines]
+        is_bar = b"\r" in rest
+        self._rest = _as_seen(rest) + (b"\r" if rest.endswith(b"\r") else b"")
+        if lines:
+            self._bar_pause_s = 0.0
+        if is_bar and not self._bar_pause_s:
+            self._bar_pause_s, self._bar_at = 1.0, now + 1.0
+        elif is_bar and now >= self._bar_at:
+            lines.append(_as_seen(rest))
+            self._bar_pause_s = min(2 * self._bar_pause_s, 10.0)
+            self._bar_at = now + self._bar_pause_s
         if len(self._rest) > _MOST_LINE_BYTES:
             lines, self._rest = [*lines, self._rest], b""
         self._take_lines(lines, name, now)
@@ -85,7 +101,7 @@ class WorkerOutput:
     def end(self, name: str, now: float) -> None:
         """The worker is gone: its last line may lack a line end."""
         if self._rest:
-            lines, self._rest = [self._rest], b""
+            lines, self._rest = [_as_seen(self._rest)], b""
             self._take_lines(lines, name, now)
         self.report(name)
 
@@ -114,3 +130,10 @@ class WorkerOutput:
                 f"({name}) ... {self._num_dropped:,} lines dropped; they are in {self.file.path}{where}\n"
             )
         self._num_dropped, self.report_at = 0, None
+
+
+def _as_seen(line: bytes) -> bytes:
+    """What a terminal shows of it: what stands behind its last carriage return."""
+    if b"\r" not in line:
+        return line
+    return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
