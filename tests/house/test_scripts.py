@@ -81,6 +81,18 @@ def test_a_failed_install_shows_the_log_and_is_done_again(checkout: Path) -> Non
     assert (checkout / ".venv" / "installed").exists()
 
 
+def test_while_pip_works_its_newest_line_is_told_now_and_then(checkout: Path) -> None:
+    fake_python(checkout, version_is_fine=True, pip_works=True)
+    python, real = checkout / "tools" / "python3", shutil.which("sleep")
+    working = f'*pip*) echo "  Downloading torch (201.3 MB)"; {real} 0.5'
+    python.write_text(python.read_text().replace("*pip*) echo", f"{working}; echo"))
+    (checkout / "tools" / "sleep").write_text(f"#!/bin/sh\nexec {real} 0.1\n")
+    (checkout / "tools" / "sleep").chmod(0o755)
+    done = install(checkout)
+    assert done.returncode == 0, done.stderr
+    assert "rlplat: 10 s so far: Downloading torch (201.3 MB)\n" in done.stderr
+
+
 def test_the_second_use_does_nothing_until_the_requirements_change(checkout: Path) -> None:
     fake_python(checkout, version_is_fine=True, pip_works=True)
     assert install(checkout, "dev").returncode == 0

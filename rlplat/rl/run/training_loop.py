@@ -47,6 +47,7 @@ from rlplat.rl.run.interruption import Interrupted, Interruption
 from rlplat.rl.run.run_directory import RunDirectory, RunDirectoryLost, not_a_run, refuse_existing, restore
 from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
 from rlplat.rl.run.view.progress import Progress, open_progress, showing_log
+from rlplat.rl.run.view.still_starting import StillStarting
 from rlplat.rl.schedules import with_horizon
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.user_code import home_of, names_in
@@ -392,10 +393,10 @@ def _run(
     initial: InitialWeights | None,
     callbacks: Callbacks,
 ) -> TrainedRun:
-    progress = open_progress(getattr(plan.config.stop, "env_steps", None))
+    num_workers = getattr(plan.config, "num_rollout_workers", 0)
+    progress = StillStarting(open_progress(getattr(plan.config.stop, "env_steps", None)), num_workers)
     for note in plan.notes:
         progress.say(note)
-    num_workers = getattr(plan.config, "num_rollout_workers", 0)
     if num_workers and _is_found(getattr(plan.config, "env", "")):
         progress.say(f"starting {num_workers:,} rollout worker{'s' if num_workers > 1 else ''}")
     begun: RunDirectory | None = None
@@ -405,7 +406,7 @@ def _run(
             showing_log("rlplat.start", progress),
             open_run(plan, directory, checkpoint, progress, initial=initial) as (algorithm, run, evaluations),
         ):
-            begun = run
+            begun, progress.is_made = run, True
             try:
                 with callbacks.around(algorithm, run.path):
                     return _turn(plan, algorithm, run, evaluations, interruption, callbacks)

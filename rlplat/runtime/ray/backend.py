@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 import sys
@@ -93,7 +94,13 @@ class RayBackend:
         env["env_vars"] = {_DRIVERS_VERSION: _VERSION} | known | env.get("env_vars", {})
         env["worker_process_setup_hook"] = attach
         try:
-            ray.init(**own, namespace=namespace or _NAMESPACE, runtime_env=env, log_to_driver=log_to_driver)
+            ray.init(
+                **own,
+                namespace=namespace or _NAMESPACE,
+                runtime_env=env,
+                log_to_driver=log_to_driver,
+                logging_level=logging.ERROR,  # its greetings and advice: what matters comes as an exception
+            )
         except Exception as error:
             raise OptionError(f"rlplat.init(backend='ray', address={address!r}): {text_of(error)}") from error
         return cls(namespace, can_nest=False, watch=HeadWatch(ray.get_runtime_context().gcs_address))

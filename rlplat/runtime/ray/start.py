@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import MissingExtra, OptionError
@@ -19,6 +20,12 @@ def start_on_ray(kept_promises: dict[str, bool], address: str | None, **options:
             f"rlplat.init(backend='ray'): Ray has no {', '.join(asked)}: leave that out (docs/on-ray.md says what "
             "differs)"
         )
+    if address not in (
+        None,
+        "local",
+    ):  # no process of Ray starts here that would inherit it: its warnings about a
+        # head that does not answer are in the exception as well
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     try:
         from rlplat.runtime.ray.backend import RayBackend
     except ModuleNotFoundError as error:
