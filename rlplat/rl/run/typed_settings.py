@@ -167,6 +167,7 @@ class AnyPolicySettings(TypedDict, total=False):
 
 class CommonSettings(TypedDict, total=False):
     env_kwargs: Mapping[str, Any]
+    env_metrics: Sequence[str]
     seed: int
     framework: Literal["torch", "tf"]
     deterministic: bool
