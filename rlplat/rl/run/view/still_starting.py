@@ -33,6 +33,10 @@ class StillStarting:
         self._said_s = time.monotonic()
         self._progress.say(text)
 
+    def finish(self, ended_by: str, env_steps_per_s: float) -> None:
+        self._end()
+        self._progress.finish(ended_by, env_steps_per_s)
+
     def close(self) -> None:
         self._end()
         self._progress.close()

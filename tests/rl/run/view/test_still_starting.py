@@ -21,6 +21,9 @@ class Heard:
     def show(self, result: Result, env_steps_per_s: float) -> None:
         self.results.append(result)
 
+    def finish(self, ended_by: str, env_steps_per_s: float) -> None:
+        self.lines.append(ended_by)
+
     def close(self) -> None:
         self.lines.append("closed")
 
