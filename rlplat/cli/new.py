@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
     name: str = options.name
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
         raise UsageError(
-            f"'{name}' is no name of a class: write it like MyEnv, letters and digits, a capital first"
+            f"'{name}' is not a name of a class: write it like MyEnv, letters and digits, a capital first"
         )
     label = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     path = Path(f"{label}.py")

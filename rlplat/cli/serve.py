@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--policy", metavar="NAME", default="", help="which one, where the run has several")
     parser.add_argument(
-        "--name", default="", help="of the model in /v2/models/NAME (default: the run's directory)"
+        "--name", default="", help="name of the model in /v2/models/NAME (default: the run's directory)"
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--replicas", metavar="N", type=int, default=1, help="processes that act (default: 1)"
     )
     parser.add_argument(
-        "--max-rows", metavar="N", type=int, default=256, help="of a forward pass (default: 256)"
+        "--max-rows", metavar="N", type=int, default=256, help="rows of a forward pass at most (default: 256)"
     )
     parser.add_argument("--follow", action="store_true", help="take newer weights of the run as they appear")
     parser.add_argument(

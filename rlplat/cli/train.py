@@ -85,15 +85,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--spaces",
         metavar="FILE",
-        help="of --env external: the spaces of the simulators (sets env_kwargs.spaces)",
+        help="only with --env external: the spaces of the simulators (sets env_kwargs.spaces)",
     )
     parser.add_argument(
-        "--listen", metavar="[HOST]:PORT", help="of --env external: where simulators connect (default: :9900)"
+        "--listen",
+        metavar="[HOST]:PORT",
+        help="only with --env external: where simulators connect (default: :9900)",
     )
     parser.add_argument(
         "--inference",
         metavar="WHERE",
-        help="of --env external: remote (default), or local: simulators act by themselves (sets env_kwargs.inference)",
+        help="only with --env external: remote (default), or local, where simulators act by themselves",
     )
     parser.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<algo>-<env>-<time>)")
     parser.add_argument(

@@ -138,8 +138,8 @@ def test_numbers_that_are_not_finite(parameter_server: Any) -> None:
         (VECTOR, {"learner": {"num_threads": 2}}, "torch", ": learner.num_threads is 2"),
         (VECTOR, {"learner": {"device": "cuda"}}, "torch", ": learner.device is cuda"),
         (VECTOR, {"framework": "tf"}, "tf", ": framework is tf"),
-        (IMAGE_SPEC, {}, "torch", ": the policy is no plain MLP"),
-        (make_spec(core="gru"), {}, "torch", ": the policy is no plain MLP"),
+        (IMAGE_SPEC, {}, "torch", ": the policy is not a plain MLP"),
+        (make_spec(core="gru"), {}, "torch", ": the policy is not a plain MLP"),
     ],
 )
 def test_auto_takes_numpy_where_it_can(spec: Any, settings: Any, backend: str, reason: str) -> None:

@@ -158,7 +158,7 @@ def test_the_callback_ends_the_run_at_its_threshold() -> None:
 
 def test_what_cannot_be_written_is_said(capsys: Any) -> None:
     assert main(["new", "env", "my_env"]) == 2
-    assert "'my_env' is no name of a class: write it like MyEnv" in capsys.readouterr().err
+    assert "'my_env' is not a name of a class: write it like MyEnv" in capsys.readouterr().err
     Path("my_env.py").write_text("mine")
     assert main(["new", "env", "MyEnv"]) == 2
     assert "my_env.py is there already" in capsys.readouterr().err

@@ -17,7 +17,9 @@ def rsync_up_parser() -> argparse.ArgumentParser:
         "examples:\n  rlplat rsync-up lab.yaml                    the workdir of the file, again\n"
         "  rlplat rsync-up lab.yaml data /scratch/data",
     )
-    parser.add_argument("source", nargs="?", metavar="SOURCE", help="of this machine (default: workdir)")
+    parser.add_argument(
+        "source", nargs="?", metavar="SOURCE", help="a file or folder here (default: workdir)"
+    )
     parser.add_argument(
         "target",
         nargs="?",
@@ -74,7 +76,7 @@ def port_forward_parser() -> argparse.ArgumentParser:
         "example:\n  rlplat port-forward lab.yaml 6006          then http://127.0.0.1:6006",
     )
     parser.add_argument("ports", metavar="[LOCAL:]PORT", type=_ports)
-    parser.add_argument("--node", metavar="NAME", help="of this node instead")
+    parser.add_argument("--node", metavar="NAME", help="a port of this node instead")
     return parser
 
 

@@ -142,7 +142,7 @@ def join_parser() -> argparse.ArgumentParser:
         prog="rlplat join",
         description="One task of a job that `rlplat submit` sent to SLURM: rank 0 is the head, the others join it.",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="of the job's files")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of the job's files")
     return parser
 
 

@@ -80,7 +80,12 @@ def build_parser() -> argparse.ArgumentParser:
         help='keys of the experiment or of the config, e.g. seed=2 "gamma={uniform: [0.9, 1]}"',
     )
     parser.add_argument(
-        "--only", nargs="+", action="extend", default=[], metavar="NAME", help="of a file with `runs`: these"
+        "--only",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="with a file of `runs`: only these",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object per experiment, and no table"

@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--export", type=expanded, metavar="FILE", help="write one HTML file instead, and end"
     )
     parser.add_argument(
-        "--runs", nargs="+", default=[], metavar="RUN", help="of --export: which runs (all of them)"
+        "--runs", nargs="+", default=[], metavar="RUN", help="with --export: only these runs (default: all)"
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser

@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--to", metavar="TRACKER", required=True, help="wandb, mlflow, trackio, aim, or pkg.module:Class"
     )
     parser.add_argument("--project", default="", help="default: the tracker's own, else rlplat")
-    parser.add_argument("--name", default="", help="of the run in the tracker (default: its directory)")
+    parser.add_argument("--name", default="", help="name of the run in the tracker (default: its directory)")
     parser.add_argument("--no-videos", action="store_true", help="metrics and settings only")
     parser.add_argument(
         "--checkpoints", action="store_true", help="at the end also the best and the newest checkpoint"

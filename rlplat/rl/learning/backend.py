@@ -126,7 +126,7 @@ class Computation:
         if why := self.changed.get("numpy"):
             return why
         if not spec.is_plain_mlp:
-            return "the policy is no plain MLP"
+            return "the policy is not a plain MLP"
         if learner.device == "cuda":
             return "learner.device is cuda"
         if learner.precision == "bfloat16":

@@ -243,7 +243,7 @@ def filmed(env: str, env_kwargs: dict[str, Any], film: Film) -> Filmed:
         ) from error
     if is_vector_env(single):
         raise UsageError(
-            f"{source.name} cannot be recorded: it is a vector environment, and one is filmed alone"
+            f"{source.name} cannot be recorded: it is a vector environment, and a video is of one environment"
         )
     env_filmed = Filmed(single, source.name, film)
     env_filmed.try_to_render()

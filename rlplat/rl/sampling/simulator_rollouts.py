@@ -5,7 +5,7 @@ simulators.offer(version, weights, policy)              # an ONNX file of the po
 obs, timing = simulators.play(recorder, policy)         # whole fragments, into a rollout worker's recorder
 episodes = simulators.pop_episodes()
 
-In a rollout worker it stands in the place of the environments; what comes out of the recorder is the same batch.
+In a rollout worker it replaces the environments; what comes out of the recorder is the same batch.
 """
 
 from __future__ import annotations
