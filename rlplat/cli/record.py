@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplat.cli.parser import Parser
@@ -18,6 +20,7 @@ examples:
   rlplat record runs/demo --episodes 50 --out data/demo
   rlplat record runs/demo --episodes 50 --out data/mixed --sampled --random 0.3
   rlplat record minari:D4RL/pen/human-v2 --out data/pen        copy a data set of Minari's
+  rlplat record runs/demo --out minari:own/demo-v0             write one of Minari's; data/demo in its place is copied
   rlplat train --algo bc --data data/demo            learn from it (docs/offline.md)
 """
 
@@ -27,11 +30,15 @@ def build_parser() -> argparse.ArgumentParser:
         prog="rlplat record",
         description="Play episodes with the trained agent of a run and write them to a data set: a directory of .npz "
         "files with a manifest, which appears whole or not at all. The rewards are raw, never clipped or scaled. "
-        "minari:ID in the place of RUN copies the episodes of a data set of Minari's.",
+        "minari:ID in the place of RUN copies the episodes of a data set of Minari's; in that of DIR it writes one.",
         epilog=_EPILOG,
     )
-    parser.add_argument("run", metavar="RUN", help="a run directory, or one of its checkpoints; or minari:ID")
-    parser.add_argument("--out", metavar="DIR", type=expanded, required=True, help="the data set to write")
+    parser.add_argument(
+        "run", metavar="RUN", help="a run directory, or one of its checkpoints; or minari:ID, or a data set"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", type=expanded, required=True, help="the data set to write; or minari:ID"
+    )
     parser.add_argument(
         "--episodes", metavar="N", type=int, help="how many (default: 50; all of minari:ID, else its first N)"
     )
@@ -61,9 +68,41 @@ def run(arguments: list[str]) -> int:
         raise ConfigError(f"--random is a share from 0 to 1, not {options.random}")
     from rlplat.rl.offline.dataset import MINARI
 
+    if str(options.out).startswith(MINARI):
+        return _for_minari(options, str(options.out).removeprefix(MINARI))
     manifest = _copied(options) if options.run.startswith(MINARI) else _played(options)
     size, num_files = sum(file.bytes for file in manifest.files), len(manifest.files)
     print(f"{options.out}: {manifest}, {size:,} bytes in {num_files} file{'s' if num_files > 1 else ''}")
+    return 0
+
+
+def _for_minari(options: argparse.Namespace, name: str) -> int:
+    from rlplat.rl.offline.dataset import MINARI
+    from rlplat.rl.offline.to_minari import require_free, write_minari
+
+    if options.run.startswith(MINARI):
+        raise ConfigError(
+            f"{options.run} is Minari's already: minari combine, or --out DIR for one of rlplat's"
+        )
+    require_free(name)
+    with tempfile.TemporaryDirectory(prefix="rlplat-record-") as folder:
+        recorded = expanded(options.run)
+        if not (recorded / "episodes-00000.npz").exists():
+            options.out = recorded = Path(folder) / "data"
+            _played(options)
+        elif (
+            options.episodes
+            or options.sampled
+            or options.random
+            or options.checkpoint
+            or options.seed is not None
+        ):
+            raise ConfigError(
+                f"{options.run} is a data set, which is copied as it is: omit --episodes, --sampled, --random, "
+                "--checkpoint and --seed, which are for runs"
+            )
+        manifest = write_minari(recorded, name)
+    print(f"{MINARI}{name}: {manifest}")
     return 0
 
 

@@ -117,16 +117,23 @@ def _episode(episode: Any, reader: ObsReader, action_space: Any) -> tuple[Episod
     return own, int(outside.sum())
 
 
-def _load(name: str) -> Any:
-    """A `minari.MinariDataset`."""
+def require_minari(name: str) -> None:
+    """MissingExtra without the package; UsageError where this is no name of a data set."""
     try:
-        import minari
+        import minari  # noqa: F401
     except ImportError:
         raise MissingExtra("minari", "minari", f"{MINARI}{name}") from None
     if not re.fullmatch(r"[-\w/]+-v\d+", name):
         raise UsageError(
             f"'{name}' is not the name of a Minari data set, like D4RL/pen/human-v2: `minari list remote`"
         )
+
+
+def _load(name: str) -> Any:
+    """A `minari.MinariDataset`."""
+    require_minari(name)
+    import minari
+
     try:
         try:
             return minari.load_dataset(name)

@@ -90,7 +90,7 @@ def test_the_command_says_what_it_wrote_and_refuses_to_overwrite(
     capsys.readouterr()
     assert main(["record", "run", "--episodes", "5", "--out", "data", "--sampled", "--seed", "5"]) == 0
     said = capsys.readouterr()
-    assert "data: 2 episodes of" in said.out and "8 env steps, return 4.0 ± 0.0" in said.out
+    assert "data: 2 episodes of" in said.out and "8 env steps, return 4 ± 0" in said.out
     assert "warning: 2 of 5 episodes" in said.err, "of six steps each, cut off after four"
     manifest = read_manifest("data")
     assert (manifest.terminated, manifest.source["actions"], manifest.source["seed"]) == (0, "sampled", 5)
