@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.rl.tf.twins import SPECS, perturbed, random_obs, random_state  # noqa
 pytestmark = pytest.mark.slow
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "dqn_tf_losses.json"
+UPDATES = GOLDEN.with_name("dqn_updates.json")
 RAINBOW = {
     "double": True,
     "dueling": True,
@@ -245,3 +247,46 @@ def test_golden_losses(case: str) -> None:
         pytest.fail(f"{GOLDEN} had no {case!r}; written now: look at it and run again")
     for got, expected in zip(losses, golden[case], strict=True):
         assert got == pytest.approx(expected, rel=2e-3, abs=2e-5)
+
+
+@pytest.mark.parametrize("framework", [TorchDQN, TfDQN])
+def test_a_hundred_golden_updates_are_the_same_in_both(framework: Any) -> None:
+    """From equal weights on equal minibatches, with target updates and a falling learning rate: one file for both.
+    Some hundred updates later rounding turns an argmax, and the two are different runs."""
+    config = config_of("plain").model_copy(update={"double": True, "max_gradient_norm": 10.0})
+    spec = SPECS["mlp"]()
+    net = framework(config, spec, q_spec(config), np.random.SeedSequence(1))
+    rng, state = np.random.default_rng(0), net.get_state()
+    for part in ("weights", "target"):
+        state[part] = {
+            name: rng.uniform(-0.3, 0.3, array.shape).astype(np.float32)
+            for name, array in state[part].items()
+        }
+    net.set_state(state)
+    losses = []
+    for step in range(100):
+        read = net.read([net.train(transitions(spec, rng, 16), 1e-3 * (1.0 - step / 200))])
+        if step % 30 == 29:
+            net.update_target(1.0)
+        if step % 10 == 9:
+            losses.append([*read[0][0].tolist(), float(read[1][0])])
+    golden = json.loads(UPDATES.read_text()) if UPDATES.exists() else None
+    if golden is None:
+        UPDATES.write_text(json.dumps(losses, indent=1) + "\n")
+        pytest.fail(f"{UPDATES} was not there; written now: look at it and run again")
+    np.testing.assert_allclose(losses, golden, rtol=2e-4, atol=2e-5)
+
+
+def test_networks_begin_alike() -> None:
+    """Other numbers from the same seed, but the same distribution: uniform within 1/sqrt(inputs), of each layer."""
+    config, spec = config_of("plain"), replace(SPECS["mlp"](), orthogonal_init=False)
+    seed = np.random.SeedSequence(1)
+    nets: list[Any] = [make_net(config, spec, q_spec(config), seed) for make_net in (TorchDQN, TfDQN)]
+    theirs, ours = (net.trainee.weights() for net in nets)
+    fan_in = 0
+    for name, weight in theirs.items():
+        fan_in = weight.shape[1] if weight.ndim == 2 else fan_in  # a bias follows its weight
+        for array in (weight, ours[name]):
+            assert abs(array).max() <= fan_in**-0.5
+            if array.size > 100:
+                assert array.std() == pytest.approx((3 * fan_in) ** -0.5, rel=0.15)
