@@ -41,7 +41,7 @@ def load_class(path: str) -> Any:
     except RlplatError:
         raise
     except Exception as error:
-        raise ConfigError(f"'{path}': {import_problem(error)}") from error
+        raise ConfigError(f"'{path}': {import_problem(error, path)}") from error
     found = attribute_of(module, attribute)
     if found is None:
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
@@ -60,7 +60,7 @@ def require_class(path: str) -> None:
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
-        raise ConfigError(f"'{path}': {import_problem(error)}") from None
+        raise ConfigError(f"'{path}': {import_problem(error, path)}") from None
     names = _defined_in(tree)
     if names is not None and attribute.partition(".")[0] not in names:
         raise _lacks(path, home, attribute, names)
@@ -94,14 +94,16 @@ def load_module(home: str) -> ModuleType:
         ) from None
 
 
-def import_problem(error: BaseException) -> str:
-    """`importing it raised ImportError: ...`, with the line and the fix."""
+def import_problem(error: BaseException, path: str) -> str:
+    """`importing it raised ImportError: ...`, with the line and the fix. path: the name of what was imported."""
     if isinstance(error, SyntaxError):
         place = f" in line {error.lineno} of {error.filename}" if error.lineno else ""
         return f"it is not Python: {error.msg}{place}"
     text = f"importing it raised {type(error).__name__}: {error}{raised_here(error)}"
     if isinstance(error, ImportError) and "relative import" in str(error):
-        return f"{text}; name it as part of its package, from the folder above it: pkg.mod:Class"
+        file = Path(home_of(path) or path)
+        name = f"{file.parent.name or 'pkg'}.{file.stem}:{path.rpartition(':')[2]}"
+        return f"{text}; name it as part of its package, from the folder above that: {name}"
     return f"{text}; fix the module"
 
 
@@ -158,7 +160,7 @@ def _source_of(home: str) -> Path | None:
     except ModuleNotFoundError:
         spec = None
     except Exception as error:  # of a package around it
-        raise ConfigError(f"'{home}': {import_problem(error)}") from error
+        raise ConfigError(f"'{home}': {import_problem(error, home)}") from error
     if spec is None:
         load_module(home)  # says what is missing
         return None
@@ -224,7 +226,7 @@ def _import_file(path: Path) -> ModuleType:
     text = file.read_bytes()
     digest = hashlib.sha256(text).hexdigest()
     level, tops = _imports(text)
-    if level:
+    if level and level < len(file.parents):
         name = _import_in_package(file, level)
     else:
         name = f"rlplat_file_{path.stem}_{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:12]}"
@@ -309,6 +311,7 @@ def _run(spec: ModuleSpec) -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        cloudpickle.unregister_pickle_by_value(module)
         del sys.modules[spec.name]
         raise
 

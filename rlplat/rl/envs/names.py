@@ -238,4 +238,4 @@ def _load(name: str, home: str) -> ModuleType:
     except ConfigError as error:
         raise EnvNotFound(f"{error} (environment '{name}')") from None
     except Exception as error:
-        raise EnvError(f"environment '{name}': {import_problem(error)}") from error
+        raise EnvError(f"environment '{name}': {import_problem(error, name)}") from error
