@@ -21,6 +21,9 @@ async function api(name, ...pairs) { // pairs: [key, value]
   return data;
 }
 
+// An environment of a file of the user's has the file's whole path in config.yaml.
+function withoutFolder(env) { return typeof env === "string" && env.includes(".py:") ? env.slice(env.lastIndexOf("/") + 1) : env; }
+
 function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -114,7 +117,7 @@ async function runsPage() {
       { title: "", value: (row) => chosen.has(row.run), cell: (row) => h("input", { type: "checkbox", checked: chosen.has(row.run), "aria-label": `choose ${row.run}`, onchange: (event) => { event.target.checked ? chosen.add(row.run) : chosen.delete(row.run); draw(false); } }) },
       { title: "run", value: (row) => row.run, cell: (row) => link("run", row.run) },
       { title: "algorithm", value: (row) => row.algo },
-      { title: "environment", value: (row) => row.env },
+      { title: "environment", value: (row) => withoutFolder(row.env) },
       { title: "seed", value: (row) => row.seed, numeric: true },
       { title: "env steps", value: (row) => row.env_steps, numeric: true },
       { title: "return", value: (row) => row.episode_return_mean, numeric: true },
@@ -245,7 +248,7 @@ async function runPage(name) {
     if (atEnd) log.scrollTop = log.scrollHeight;
   }
   show(
-    h("h1", {}, name), h("div", { class: "dim" }, `${info.algo} on ${info.env}, seed ${info.seed ?? "–"}, `, h("span", { class: info.is_running ? "running" : "" }, info.is_running ? "running" : "ended"), first.skipped ? `; ${first.skipped} damaged lines of metrics.jsonl are skipped` : ""),
+    h("h1", {}, name), h("div", { class: "dim" }, `${info.algo} on ${withoutFolder(info.env)}, seed ${info.seed ?? "–"}, `, h("span", { class: info.is_running ? "running" : "" }, info.is_running ? "running" : "ended"), first.skipped ? `; ${first.skipped} damaged lines of metrics.jsonl are skipped` : ""),
     cards, hintPlace, xSwitch(drawCharts), grid,
     info.videos.length ? [h("h2", {}, "Videos"), h("div", { class: "bar" }, info.videos.map((video) => h("button", { type: "button", onclick: () => openVideo(video) }, video.env_steps == null ? video.file : `at ${number(video.env_steps)} env steps`))), film] : [],
     h("h2", {}, "Log"), log,
