@@ -248,6 +248,15 @@ def test_a_network_class_of_ones_own_has_the_settings_of_ones_own() -> None:
         step(Smooth, DISCRETE | {"framework": "tf"})
 
 
+@pytest.mark.parametrize("case", ["ppo", "dqn", "impala", "sac", "bc", "alphazero", "es"])
+def test_a_learner_class_of_ones_own_makes_the_updates(case: str, recorded: str) -> None:
+    module, name, _, _ = FILES[case]
+    original = getattr(module, name)
+    learner = type("OwnLearner", (original.learner_class,), {"update": ran})
+    with pytest.raises(Exception, match="mine ran"):
+        step(type("Own", (original,), {"learner_class": learner}), settings_of(case, recorded))
+
+
 @pytest.mark.parametrize("case", [case for case in FILES if "," not in case and "core" not in case])
 def test_settings_of_ones_own_train_and_are_evaluated(case: str, recorded: str) -> None:
     module, name, _, _ = FILES[case]
