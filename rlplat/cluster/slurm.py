@@ -17,8 +17,9 @@ SEED = "{seed}"
 """In the program's arguments: the seed of an array's task."""
 
 
-def job_script(name: str, slurm: SlurmSettings, python: str, folder: Path) -> str:
-    """The text for sbatch. Every value in it is one plain word (see `settings`), or quoted."""
+def job_script(name: str, slurm: SlurmSettings, python: str, folder: Path, setup: Sequence[str] = ()) -> str:
+    """The text for sbatch. Every value in it is one plain word (see `settings`), or quoted; setup: commands of the
+    user's, run by the script's own shell, whose environment the tasks on all nodes get (`module load cuda`)."""
     wanted = {
         "job-name": name,
         "nodes": slurm.nodes,
@@ -40,7 +41,11 @@ def job_script(name: str, slurm: SlurmSettings, python: str, folder: Path) -> st
     lines = [f"#SBATCH --{key}={value}" for key, value in wanted.items() if value is not None]
     lines.append("#SBATCH --requeue" if slurm.requeue else "#SBATCH --no-requeue")
     task = shlex.join([python, "-m", "rlplat.cli", "join", str(folder)])
-    return "\n".join(["#!/bin/bash", *lines, "umask 077", f"exec srun --unbuffered {task}", ""])
+    commands = [
+        f"{command} || {{ echo {shlex.quote(f'rlplat: this setup command failed: {command}')} >&2; exit 1; }}"
+        for command in setup
+    ]
+    return "\n".join(["#!/bin/bash", *lines, "umask 077", *commands, f"exec srun --unbuffered {task}", ""])
 
 
 def submit(cluster: ClusterSettings, program: Sequence[str]) -> tuple[str, Path]:
@@ -64,7 +69,7 @@ def submit(cluster: ClusterSettings, program: Sequence[str]) -> tuple[str, Path]
     python = str(Path(cluster.python).expanduser()) if cluster.python else sys.executable
     job = {"command": list(program), "workdir": str(workdir), "cluster": cluster.model_dump(mode="json")}
     write_private(folder / "job.json", json.dumps(job))
-    write_private(folder / "job.sh", job_script(cluster.title, slurm, python, folder))
+    write_private(folder / "job.sh", job_script(cluster.title, slurm, python, folder, cluster.setup))
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", str(folder / "job.sh")], capture_output=True, text=True

@@ -92,18 +92,29 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_in_the_way_of_the_next(
 
 
 @pytest.mark.process
+def test_a_setup_command_that_fails_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    script = job_script(
+        "lab", SlurmSettings(), "/v/python", tmp_path, ["true", "test -e 'no such'", "echo never"]
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "rlplat: this setup command failed: test -e 'no such'\n"
+
+
+@pytest.mark.process
 def test_a_job_runs_the_program_once_for_each_seed(
     slurm: Path, write: Write, home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = write(
         f"provider: slurm\nengine: rlplat\nfolder: {home}\nslurm: {{seeds: [5, 7]}}\nenv: {{WHO: you}}\n"
+        "setup: ['export MODULE=loaded']\n"
     )
-    program = "import os, sys; print(os.environ['WHO'], sys.argv[1])"
+    program = "import os, sys; print(os.environ['WHO'], sys.argv[1], os.environ['MODULE'])"
     assert main(["submit", str(path), "--", "python", "-c", program, "{seed}"]) == 0
     assert "job 70: squeue -j 70" in capfd.readouterr().out
     assert [(home / "slurm" / "1" / f"out-{task}").read_text().splitlines()[-1] for task in (0, 1)] == [
-        "you 5",
-        "you 7",
+        "you 5 loaded",
+        "you 7 loaded",
     ]
     assert (home / "slurm" / "1").stat().st_mode & 0o077 == 0
 

@@ -122,6 +122,11 @@ WRONG: dict[str, tuple[Any, int, str]] = {
     "cut": (b'{"obs": [1, 2', 400, "not JSON"),
     "empty": (b"", 400, "not JSON"),
     "a list": (b"[1]", 400, "does not fit"),
+    "an SB3 name": (
+        b'{"observation": [1]}',
+        400,
+        "'observation'; did you mean 'obs'? (fields: obs, mask",
+    ),
     "unknown key": ({"obs": OBS, "gredy": True}, 400, "gredy"),
     "greedy": ({"obs": OBS, "greedy": "yes"}, 400, "greedy"),
     "outputs": ({"obs": OBS, "outputs": ["logits"]}, 400, "expected some of log_prob, value"),

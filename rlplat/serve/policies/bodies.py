@@ -7,12 +7,14 @@ raw rows, application/octet-stream                                              
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from rlplat.config import closest
 from rlplat.errors import BadObservation
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import obs_rows
@@ -52,6 +54,12 @@ class Rows(msgspec.Struct):
     gives_state: bool = False
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(("observation", "observations", "input", "inputs", "instances", "x"), "obs"),
+    "action_mask": "mask",
+    "deterministic": "greedy",
+}
+"""What other servers and libraries call a field."""
 _DECODER = msgspec.json.Decoder(ActRequest)
 
 
@@ -66,7 +74,7 @@ def read_json(
     try:
         request = _DECODER.decode(body)
     except msgspec.ValidationError as error:
-        raise bad("bad-request", f"the body does not fit: {error}") from None
+        raise bad("bad-request", f"the body does not fit: {_with_hint(str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad("bad-json", f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -76,6 +84,17 @@ def read_json(
             raise bad("bad-request", "this connection is a session already: omit session")
         request.session = session
     return read_request(request, spaces, state_size, max_rows)
+
+
+def _with_hint(complaint: str) -> str:
+    """With the field that was meant and all that there are, where msgspec names an unknown one."""
+    found = re.search(r"unknown field `([^`]*)`", complaint)
+    if found is None:
+        return complaint
+    fields = ActRequest.__struct_fields__
+    meant = _ELSEWHERE.get(found[1].lower())
+    hint = f"; did you mean '{meant}'?" if meant else closest(found[1], fields)
+    return f"unknown field '{found[1]}'{hint} (fields: {', '.join(fields)})"
 
 
 def read_request(request: ActRequest, spaces: AgentSpaces, state_size: int, max_rows: int) -> Rows:
