@@ -75,7 +75,7 @@ class Runtime:
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     runtime = Runtime()
     monkeypatch.setattr(evaluation_schedule, "rlplat", runtime)
-    monkeypatch.setattr(evaluation_schedule, "Evaluation", lambda settings, make_policy: runtime)
+    monkeypatch.setattr(Fake, "new_evaluation", lambda self: runtime)
     return runtime
 
 
@@ -96,7 +96,7 @@ class Fake(Algorithm[AlgorithmConfig]):
         self.env_steps += 50
         return Result(self.env_steps // 50, self.env_steps, 0, None, None)
 
-    def weights(self) -> str:
+    def acting_weights(self) -> str:  # type: ignore[override]
         ref = f"weights {self.env_steps}"
         self.runtime.values[ref] = (self.env_steps, {"w": np.array([self.env_steps], np.float32)})
         return ref
