@@ -7,6 +7,7 @@ same call, its last observation is `info["final_obs"][i]`. `PoolLoop` in EnvPool
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -14,9 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import TimeoutError as ProcessTimeout
 from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
 from typing import Any, NoReturn
 
 import numpy as np
+import psutil
 
 from rlplat.errors import EnvError, RlplatError, UsageError
 from rlplat.given.global_random import seed_everything
@@ -29,6 +32,9 @@ from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import copy_obs
 from rlplat.rl.seeding import number_of
 from rlplat.rl.spaces import ObsSpec
+
+CHILDREN_S = 2.0
+"""For the processes that an environment has started to end by themselves after its close()."""
 
 
 class SyncLoop:
@@ -138,20 +144,20 @@ class AsyncLoop:
 
     def __init__(self, envs: Any, name: str, limits: Limits) -> None:
         """envs: an AsyncVectorEnv in SAME_STEP mode, made of `process_makers`."""
-        self._envs = envs
+        self.envs = envs
         self._name = name
         self._limits = limits
         self._num_steps = 0
         self._actions: Any = None
         self.num_envs: int = envs.num_envs
-        self.single_observation_space = self._envs.single_observation_space
-        self.single_action_space = self._envs.single_action_space
-        self.metadata = self._envs.metadata
+        self.single_observation_space = self.envs.single_observation_space
+        self.single_action_space = self.envs.single_action_space
+        self.metadata = self.envs.metadata
 
     def reset(self, *, seed: list[int] | None = None) -> Any:
         try:
-            self._envs.reset_async(seed=seed)
-            return self._envs.reset_wait(timeout=self._limits.reset_s)
+            self.envs.reset_async(seed=seed)
+            return self.envs.reset_wait(timeout=self._limits.reset_s)
         except BaseException as error:
             self._fail(error, "reset()")
 
@@ -159,8 +165,8 @@ class AsyncLoop:
         self._num_steps += 1
         self._actions = actions
         try:
-            self._envs.step_async(actions)
-            result = self._envs.step_wait(timeout=max(self._limits))  # which also resets those that ended
+            self.envs.step_async(actions)
+            result = self.envs.step_wait(timeout=max(self._limits))  # which also resets those that ended
         except BaseException as error:
             self._fail(error, "step()")
         told = result[4].get("final_info", {})
@@ -187,27 +193,30 @@ class AsyncLoop:
 
     def _call(self, name: str, timeout_s: float, *arguments: Any, **keywords: Any) -> list[Any]:
         try:
-            self._envs.call_async(name, *arguments, **keywords)
-            return list(self._envs.call_wait(timeout=timeout_s))
+            self.envs.call_async(name, *arguments, **keywords)
+            return list(self.envs.call_wait(timeout=timeout_s))
         except BaseException as error:
             self._fail(error, name)
 
     def close(self) -> None:
-        if not self._envs.closed:
-            self._envs.close(timeout=5)
-            _release(self._envs)
+        if not self.envs.closed:
+            self.envs.close(timeout=5)
+            _release(self.envs)
 
     def _fail(self, error: BaseException, call: str) -> NoReturn:
         waiting = [
-            i for i, pipe in enumerate(self._envs.parent_pipes) if pipe is not None and not _has_answer(pipe)
+            i for i, pipe in enumerate(self.envs.parent_pipes) if pipe is not None and not _has_answer(pipe)
         ]
         lost = isinstance(error, EOFError | ConnectionError)
-        if lost:
-            for process in self._envs.processes:
-                process.join(timeout=0.2)
-        exit_codes = {i: process.exitcode for i, process in enumerate(self._envs.processes)}
-        _kill(self._envs)
         if isinstance(error, ProcessTimeout):
+            # Where an environment has processes of its own, those hold its pipes open when it is gone.
+            lost = any(process.exitcode is not None for process in self.envs.processes)
+        if lost:
+            for process in self.envs.processes:
+                process.join(timeout=0.2)
+        exit_codes = {i: process.exitcode for i, process in enumerate(self.envs.processes)}
+        _kill(self.envs)
+        if isinstance(error, ProcessTimeout) and not lost:
             limit_s = self._limits.reset_s if call == "reset()" else max(self._limits)
             raise EnvError(f"{self._places(waiting)}: {too_long(call, limit_s, '')}") from None
         if lost:
@@ -299,6 +308,7 @@ def process_makers(
                 return make_guard(index)
             _die_with(parent)
             _leave_signals_to_the_parent()
+            _allow_children()
             # Made with draws of its own; from its first seeded reset on, with those of the seed.
             seed_everything(
                 number_of(np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, index, 1)))
@@ -331,6 +341,8 @@ def _kill(envs: Any) -> None:
     for process in envs.processes:
         process.kill()
         process.join()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started: `_allow_children`
     with suppress(Exception):  # its pipes may be broken in any way by now
         envs.close(terminate=True)
     envs.closed = True
@@ -369,6 +381,52 @@ def _leave_signals_to_the_parent() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _allow_children() -> None:
+    """multiprocessing lets no daemon start processes, and AsyncVectorEnv makes daemons; a simulator may need some. What
+    its close() has left running is ended with this process, which would wait for it for ever."""
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    os.setpgrp()  # by which they are found when this process is gone
+    Finalize(None, _end_children, exitpriority=100)
+
+
+def _end_children() -> None:
+    running = _children_of(os.getpid())
+    _, running = psutil.wait_procs(running, timeout=CHILDREN_S)
+    for child in running:
+        with suppress(psutil.Error):
+            child.kill()
+    psutil.wait_procs(running, timeout=CHILDREN_S)
+
+
+def end_left_behind(before: set[int], envs: Any) -> None:
+    """Of the environments that were made in this process to be looked at: what they started and their close() did not
+    end. before: children of this process that were there; envs: an AsyncVectorEnv, whose processes go on."""
+    known = before | {process.pid for process in envs.processes}
+    left = [child for child in _children_of(os.getpid(), recursive=False) if child.pid not in known]
+    for child in left:
+        with suppress(psutil.Error):
+            if "resource_tracker" not in " ".join(child.cmdline()):
+                child.kill()
+    for process in multiprocessing.active_children():
+        if any(process.pid == child.pid for child in left):
+            process.join(CHILDREN_S)
+            process.close()
+    psutil.wait_procs(left, timeout=CHILDREN_S)
+
+
+def children_now() -> set[int]:
+    """Of this process, by pid."""
+    return {child.pid for child in _children_of(os.getpid(), recursive=False)}
+
+
+def _children_of(pid: int | None, *, recursive: bool = True) -> list[psutil.Process]:
+    """And theirs; none of a process that is gone."""
+    try:
+        return psutil.Process(pid).children(recursive=recursive)
+    except psutil.Error:
+        return []
 
 
 def _die_with(parent: int) -> None:

@@ -25,7 +25,15 @@ from rlplat.rl.envs.copies import Copies, made_as, parameters, with_numbers
 from rlplat.rl.envs.guard import BY_AGENT, GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.image_settings import ImageSettings, is_ours, with_images, with_true_bounds
-from rlplat.rl.envs.loops import AsyncLoop, PoolLoop, SyncLoop, kill_unmade, process_makers
+from rlplat.rl.envs.loops import (
+    AsyncLoop,
+    PoolLoop,
+    SyncLoop,
+    children_now,
+    end_left_behind,
+    kill_unmade,
+    process_makers,
+)
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.state import is_native_saved
 from rlplat.rl.envs.vector_env import VectorEnv
@@ -146,6 +154,7 @@ def make_vector_env(
         )
 
     with_info_mask: bool | None = None
+    children = children_now() if vectorization == "async" else set()
     first: Any = make_single_env(source, kwargs, copies, num_envs=num_envs)
     if is_vector_env(first):
         if vectorization != "auto":
@@ -189,6 +198,7 @@ def make_vector_env(
         facts["vectorization"] = "async"
         make_guard(0).close()  # for `with_info_mask`, before the processes are forked
         raw = _make_async(source, make_guard, num_envs, limits, sequence_of(seed))
+        end_left_behind(children, raw.envs)
         limits = NO_LIMITS
     else:
         facts["vectorization"] = "sync"

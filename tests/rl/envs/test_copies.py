@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import subprocess
 import time
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 
 import rlplat
@@ -18,6 +21,7 @@ from rlplat.rl.envs.copies import Copies, copy_index, worker_index
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
+from tests.patience import soon
 
 SETTINGS = PPOConfig(env="x:y", num_rollout_workers=2, num_envs_per_worker=3).model_dump()
 
@@ -25,7 +29,7 @@ SETTINGS = PPOConfig(env="x:y", num_rollout_workers=2, num_envs_per_worker=3).mo
 class Numbered(gym.Env):
     """Observation: the numbers given to its constructor, asked for there and in reset, and its worker's."""
 
-    observation_space = gym.spaces.Box(-1.0, 1000.0, (4,), np.float32)
+    observation_space = gym.spaces.Box(-1.0, 1e7, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, copy_index: int = -1, slow_s: float = 0.0, slow_reset_s: float = 0.0) -> None:
@@ -127,3 +131,37 @@ def test_the_settings_hold_from_the_check_to_the_evaluation() -> None:
 def test_the_flags_of_check_env_are_settings_as_well() -> None:
     config = PPOConfig.model_validate({"env": "x:y", "step_timeout_s": 300})
     assert config.env_step_timeout_s == 300 and config.env_reset_timeout_s is None
+
+
+def _wait() -> None:
+    time.sleep(600)
+
+
+class Starts(Numbered):
+    """Starts a process with multiprocessing and one without, and leaves both behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes = multiprocessing.Process(target=_wait), subprocess.Popen(["sleep", "600"])
+        self.processes[0].start()
+
+    def reset(self, **arguments: Any) -> tuple[Array, dict[str, Any]]:
+        obs, info = super().reset(**arguments)
+        obs[:2] = [process.pid for process in self.processes]
+        return obs, info
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_processes_that_an_environment_starts_end_with_it(ends: str) -> None:
+    env = make_vector_env(Starts, 2, vectorization="async", step_timeout_s=3)
+    pids = env.reset()[:, :2].astype(int).ravel().tolist()
+    assert all(map(psutil.pid_exists, pids))
+    if ends == "killed":
+        env._raw.envs.processes[1].kill()
+        with pytest.raises(EnvError, match="died"):
+            env.step(np.zeros(2, np.int64))
+    env.close()
+    assert soon(
+        lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+    )
