@@ -90,6 +90,7 @@ def test_asynchronous_it_can_be_saved_and_resumed_at_any_time(runtime: None) -> 
         assert one.step().env_steps > state["env_steps"]
 
 
+@pytest.mark.process
 def test_a_worker_that_is_killed_is_replaced_and_the_training_goes_on() -> None:
     rlplat.init(num_cpus=2, num_gpus=0, preload=("torch",))
     try:
