@@ -35,6 +35,9 @@ from rlplat.tune.trials.trainables import TrainableKind
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef, PlacementGroup
 
+_MISTAKES = (AttributeError, ImportError, NameError, SyntaxError, TypeError)
+"""Raised before a trial's first report, they are mistakes in its code: running it again only costs time."""
+
 
 class Tuner:
     def __init__(
@@ -194,8 +197,10 @@ class Tuner:
         if is_before or (is_stuck and call.method == "begin"):
             self._to_begin.append(self.experiment.roster.live[number].trial)  # the trial before it did that
             return
-        can_retry = not isinstance(cause, UsageError)  # a bad config, a damaged checkpoint: the same again
-        text = remote_text(error) if can_retry else str(cause)
+        trial = self.experiment.roster.live[number].trial
+        # A bad config, a damaged checkpoint, a typo: the same again.
+        can_retry = not isinstance(cause, UsageError) and bool(trial.step or not isinstance(cause, _MISTAKES))
+        text = str(cause) if isinstance(cause, UsageError) else remote_text(error)
         self._perform(self.experiment.handle(events.Crashed(number, text, can_retry)))
 
     def _find_silent(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -171,6 +172,28 @@ class Explosive:
 
     def __reduce__(self) -> Any:
         return explode, ()
+
+
+def has_a_typo(config: dict[str, Any], report: Any) -> None:
+    with open(config["notes"], "a") as file:
+        file.write(f"{config['step']}\n")
+    for step in range(1, 4):
+        if step == config["step"]:
+            config.no_such_method()  # type: ignore[attr-defined]
+        report(x=step)
+
+
+@pytest.mark.parametrize(("step", "runs"), [(1, 3), (2, 9)])
+def test_a_typo_before_the_first_report_is_not_tried_again(
+    step: int, runs: int, backend: str, tmp_path: Path
+) -> None:
+    """(Later ones may have other causes: the trial goes on from its checkpoint as after any crash.)"""
+    notes = tmp_path / "notes"
+    config = {"notes": str(notes), "step": step}
+    hopeless = pytest.raises(ConfigError, match="has no attribute 'no_such_method'")
+    with hopeless if step == 1 else contextlib.nullcontext():
+        run(has_a_typo, config, tmp_path, num_samples=1)
+    assert len(lines(notes)) == runs
 
 
 def test_a_trainable_that_cannot_be_loaded_ends_the_experiment(cluster: None, tmp_path: Path) -> None:
