@@ -39,6 +39,11 @@ def require_normalizable(obs: ObsSpec | dict[str, ObsSpec], *, images: bool = Fa
         return
     kinds = ("vector", "image") if images else ("vector",)
     if isinstance(obs, ObsSpec) and obs.kind in kinds:
+        if obs.kind == "image" and obs.dtype != "uint8" and obs.low:
+            raise ConfigError(
+                f"normalize_observations is not for {obs}: images of floats are scaled by their bounds as it is; set "
+                "it to false"
+            )
         return
     what = (
         "vectors, also in a Dict, or one image"
@@ -47,7 +52,7 @@ def require_normalizable(obs: ObsSpec | dict[str, ObsSpec], *, images: bool = Fa
     )
     raise ConfigError(
         f"normalize_observations is for {what}, but observations are {_shown(obs)}: set it to false (images are scaled "
-        "by 1/255 as it is)"
+        "by their bounds as it is)"
     )
 
 
@@ -187,14 +192,16 @@ class ObsStatistics:
         shape: tuple[int, ...] | None,
         is_image: bool = False,
         obs: ObsSpec | dict[str, ObsSpec] | None = None,
+        pixel_span: float = 255.0,
     ) -> None:
         """shape: of one observation, of a Dict that of all its `vector_leaves` side by side; None: observations are
-        taken as they are. obs: where they are a Dict."""
+        taken as they are. obs: where they are a Dict. pixel_span: of images, between the bounds of
+        their bytes."""
         self._leaves = vector_leaves(obs)
         self.running = RunningMeanVar(shape) if shape is not None else None
-        self._is_image = is_image
+        self._least_var = LEAST_PIXEL_VAR * (pixel_span / 255.0) ** 2 if is_image else 0.0
         if self.running is not None and is_image:
-            self.running.var[...] = FIRST_PIXEL_VAR
+            self.running.var[...] = FIRST_PIXEL_VAR * (pixel_span / 255.0) ** 2
         self.normalize = ObsNormalizer(obs)
 
     def update(self, obs: Obs, valid: Array) -> None:
@@ -211,7 +218,7 @@ class ObsStatistics:
         """As they travel; `normalize` uses the same from now on."""
         if self.running is None:
             return {}
-        var = np.maximum(self.running.var, LEAST_PIXEL_VAR) if self._is_image else self.running.var
+        var = np.maximum(self.running.var, self._least_var)
         weights = {OBS_MEAN: self.running.mean.astype(np.float32), OBS_VAR: var.astype(np.float32)}
         self.normalize.set_weights(weights)
         return weights
@@ -228,7 +235,10 @@ def obs_statistics(obs: ObsSpec | dict[str, ObsSpec] | None) -> ObsStatistics:
     """obs: what they are kept of (`require_normalizable`); None: of nothing."""
     if isinstance(obs, dict):
         return ObsStatistics((sum(leaf.flat_size for leaf in vector_leaves(obs).values()),), obs=obs)
-    return ObsStatistics(None) if obs is None else ObsStatistics(obs.shape, is_image=obs.kind == "image")
+    if obs is None:
+        return ObsStatistics(None)
+    low, high = obs.bounds if obs.kind == "image" else ((), ())
+    return ObsStatistics(obs.shape, bool(low), pixel_span=max(high) - min(low) if low else 0.0)
 
 
 class RewardNormalizer:

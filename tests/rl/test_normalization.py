@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from rlplat.rl.normalization import (
     ObsStatistics,
     RewardNormalizer,
     RunningMeanVar,
+    obs_statistics,
     require_normalizable,
 )
 from rlplat.rl.spaces import ObsSpec
@@ -62,6 +65,18 @@ def test_pixels_begin_as_fractions_and_seldom_ones_are_held_down() -> None:
     np.testing.assert_allclose(normalized[-1, 0, 0], [0.0, -0.1 / 2.0, 1.0], rtol=1e-5)
 
 
+def test_images_begin_as_fractions_of_their_own_bounds() -> None:
+    codes = ObsSpec("image", (5, 5, 3), "uint8", "HWC", low=(0.0,), high=(10.0,))
+    statistics = obs_statistics(codes)
+    statistics.weights()
+    obs = np.full((2, 5, 5, 3), 5, np.uint8)
+    np.testing.assert_allclose(statistics.normalize(obs), 0.5, rtol=1e-6)
+    floats = obs_statistics(ObsSpec("image", (36, 36, 1), "float32", "HWC"))
+    floats.weights()
+    obs = np.full((2, 36, 36, 1), 0.7, np.float32)  # without bounds: as any number
+    np.testing.assert_allclose(floats.normalize(obs), 0.7, rtol=1e-6)
+
+
 def test_what_cannot_be_normalised_is_refused() -> None:
     image, vector = ObsSpec("image", (1, 8, 8), "uint8", "CHW"), ObsSpec("vector", (3,), "float32")
     require_normalizable(vector)
@@ -73,6 +88,12 @@ def test_what_cannot_be_normalised_is_refused() -> None:
     ):
         require_normalizable(image)
     require_normalizable({"a": vector, "b": image})
+    floats = ObsSpec("image", (36, 36, 1), "float32", "HWC")
+    require_normalizable(floats, images=True)
+    with pytest.raises(
+        ConfigError, match=r"in \[0, 1\]: images of floats are scaled by their bounds as it is"
+    ):
+        require_normalizable(replace(floats, low=(0.0,), high=(1.0,)), images=True)
     for refused in (ObsSpec("discrete", (), "int64", nvec=(3,)), {"a": image}):
         with pytest.raises(
             ConfigError, match="for vectors, also in a Dict, or one image, but observations are"
