@@ -62,9 +62,9 @@ def run(arguments: list[str]) -> int:
     limits = options.step_timeout_s, options.reset_timeout_s or options.step_timeout_s
     if options.steps < 1 or not all(0 < limit < math.inf for limit in limits):
         raise ConfigError("--steps, --env-step-timeout-s and --env-reset-timeout-s are positive numbers")
-    from rlplat.rl.envs.check import check_env
+    from rlplat.rl.multi_agent.check import check_any_env
 
-    report = check_env(
+    report = check_any_env(
         options.env, env_kwargs, steps=options.steps, step_timeout_s=limits[0], reset_timeout_s=limits[1]
     )
     if options.json:
