@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rlplat.cli.parser import Parser
 from rlplat.errors import UsageError
-from rlplat.paths import expanded
+from rlplat.given.spelling import spelled
+from rlplat.paths import expanded, shown
 
 _EPILOG = """\
 examples:
@@ -68,9 +69,12 @@ def _export(options: argparse.Namespace, policy: str, out: Path) -> None:
     from rlplat.export.policy_export import to_onnx
 
     path = to_onnx(options.run, out, checkpoint=options.checkpoint, policy=policy)
+    where = shown(path)
     print(
-        f"{path}: {path.stat().st_size:,} bytes, compared to {options.run}; look at it: rlplat export --check "
-        f"{shlex.quote(str(path))}"
+        spelled(
+            f"{where}: {path.stat().st_size:,} bytes, compared to {options.run}; look at it: rlplat export --check "
+            f"{shlex.quote(str(where))}"
+        )
     )
 
 

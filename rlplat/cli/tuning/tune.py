@@ -200,7 +200,7 @@ def _run_one(
     if options.json:
         print_json(summary(spec, analysis))
     elif analysis.pareto_front:
-        print("\n".join(_result(spec, analysis)))
+        print(spelled("\n".join(_result(spec, analysis))))
     if not analysis.pareto_front:
         print(
             f"rlplat: no trial of {spec.name} has a result{_last_error(analysis)}\nmore: {spec.out}/log.txt",

@@ -12,6 +12,7 @@ from rlplat.cli.output import print_json
 from rlplat.cli.parser import Parser
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
+from rlplat.given.spelling import spelled
 from rlplat.paths import expanded
 
 _EPILOG = """\
@@ -51,7 +52,9 @@ def run(arguments: list[str]) -> int:
     if options.json:
         print_json(found)
     elif not found:
-        print(f"no runs in {options.directory}; start one: rlplat train --algo ppo --env CartPole-v1")
+        print(
+            spelled(f"no runs in {options.directory}; start one: rlplat train --algo ppo --env CartPole-v1")
+        )
     if not options.json and runs:
         print(table([_cells(row) for row in runs], header=_HEADER))
     if not options.json and experiments:
