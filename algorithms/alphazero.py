@@ -72,6 +72,7 @@ class AlphaZeroConfig(AlgorithmConfig):
         "learner.num_learners": Unused("alphazero has one learner", is_error=True),
         "policy.core": Unused("a search evaluates positions on their own", is_error=True),
         "discount": Unused("a game counts by its outcome"),
+        "random_start_steps": Unused("games begin at their beginning", is_error=True),
         "vectorization": Unused("games are played in numpy, many at a time"),
         "policy.squash_actions": Unused("actions are discrete"),
         "policy.rescale_actions": Unused("actions are discrete"),

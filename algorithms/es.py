@@ -93,6 +93,7 @@ class ESConfig(AlgorithmConfig):
         "policy.rescale_actions": Unused("it acts in the environment's own units"),
         "policy.orthogonal_init": Unused("es has an initialisation of its own"),
         "policy.share_encoder": Unused("es has no value network"),
+        "random_start_steps": Unused("es plays whole episodes", is_error=True),
     }
     fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer", "linear_policy")
 

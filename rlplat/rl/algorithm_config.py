@@ -218,6 +218,9 @@ class AlgorithmConfig(Section):
     """Processes that step environments; 0: everything in this process, for debuggers."""
     num_envs_per_worker: int = Field(default=8, ge=1, le=100_000)
     """Environments side by side in each rollout worker."""
+    random_start_steps: CountOrZero = 0
+    """Before its first rollout each environment takes a random number of random actions, up to this many, so that the
+    copies are not all at the same time of their episodes. They count for nothing; nor do the episodes they began."""
     max_worker_restarts: CountOrZero = 3
     """Replacements of one rollout worker within 60 s, lost rollouts not counted, before the run gives up."""
     on_env_error: Literal["fail", "restart"] = "fail"

@@ -28,8 +28,6 @@ from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import (
-    action_converter,
-    action_row,
     mask_problem,
     policy_actions,
     space_spec,
@@ -41,14 +39,15 @@ from rlplat.rl.envs.make import is_vector_env, make_single_env, make_vector_env,
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.obs_reader import brief, observation_problems
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
+from rlplat.rl.envs.random_actor import RandomActor
 from rlplat.rl.envs.statistics import holders, told
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.envs.watchdog import EnvHung, Limits, StepWatchdog, too_long
 from rlplat.rl.info_metrics import numbers_of
-from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.interfaces import Obs
 from rlplat.rl.obs_tree import copy_obs, find_no_choice, take_obs
 from rlplat.rl.policies.spec import bounds_advice, said_of_observations
-from rlplat.rl.spaces import MASK, SpaceSpec, action_leaves, obs_leaves
+from rlplat.rl.spaces import MASK, SpaceSpec, obs_leaves
 
 log = logging.getLogger("rlplat.start")
 PREFLIGHT_STEPS = 16
@@ -447,7 +446,7 @@ class _Probe:
     def _play(self, obs: Obs, steps: int, is_replay: bool = False) -> list[tuple[Obs, float]]:
         assert self._guard is not None
         guard, report = self._guard, self._report
-        actor = _RandomActor(guard)
+        actor = RandomActor(guard, SEED)
         trace = []
         for _ in range(steps):
             action, before = actor.act(obs), copy_obs(obs)
@@ -521,45 +520,6 @@ class _Probe:
 
     def _place(self) -> str:
         return self._name if self._guard is None else self._guard.place()
-
-
-class _RandomActor:
-    """Random actions, legal ones where a mask says which are; the same in every play. The environment gets them as
-    those of a policy."""
-
-    def __init__(self, guard: GuardedEnv) -> None:
-        from gymnasium.vector.utils import batch_space
-
-        self._space = guard.action_space
-        self._batch_of_one = batch_space(self._space, 1)
-        self._batch_of_one.seed(SEED)
-        self._rng = np.random.default_rng(SEED)
-        self._parts = action_leaves(guard.spaces.action)
-        self._has_mask = MASK in obs_leaves(guard.spaces.obs)
-        self._convert = action_converter(self._space)
-
-    def act(self, obs: Any) -> Any:
-        """An action as the environment takes it."""
-        if not self._has_mask:
-            return action_row(self._convert(policy_actions(self._space, self._batch_of_one.sample())), 0)
-        mask = obs[MASK]
-        columns: list[Array] = []
-        start = 0
-        for part in self._parts:
-            for size in part.mask_groups:
-                legal = np.flatnonzero(mask[start : start + size])
-                columns.append(self._rng.choice(legal, 1))
-                start += size
-            if part.kind == "multi_binary":
-                columns.append(self._rng.integers(2, size=part.flat_size))
-            elif part.kind == "box":
-                columns.append(self._rng.normal(size=part.flat_size))
-        actions = np.concatenate(columns)[None]
-        return action_row(self._convert(actions[:, 0] if self._space_is_discrete else actions), 0)
-
-    @property
-    def _space_is_discrete(self) -> bool:
-        return len(self._parts) == 1 and self._parts[0].kind == "discrete"
 
 
 def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> None:

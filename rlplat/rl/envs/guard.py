@@ -19,6 +19,7 @@ from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.copies import Copies, be
 from rlplat.rl.envs.gym_spaces import flat_space
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, as_frames, brief, casts
+from rlplat.rl.envs.random_actor import RandomActor
 from rlplat.rl.envs.state import generator_state, seed_spaces, set_generator
 from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, layers, put_statistics
 from rlplat.rl.info_metrics import GROUP, OF_EPISODES, InfoMetrics, NotANumber
@@ -193,7 +194,7 @@ class GuardedEnv:
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Also how an AsyncVectorEnv calls the methods below in its processes."""
-        if name in ("episode_state", "restore", "ask", "statistics", "take_statistics"):
+        if name in ("episode_state", "restore", "ask", "statistics", "take_statistics", "wander"):
             return getattr(self, name)
         return (
             self.env.get_wrapper_attr(name)
@@ -205,6 +206,18 @@ class GuardedEnv:
         """`get`: an attribute; `set`: it becomes the argument; `call`: what the method of that name returns. Of the
         outermost wrapper that has it, else of the environment."""
         return ask_env(self.env, self.place(), what, name, *arguments, **keywords)
+
+    def wander(self, most: int, seed: int) -> tuple[Any, int]:
+        """A random number of random steps, 0 to `most` -> (observation, steps of the present episode)."""
+        own = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
+        actor, obs = RandomActor(self, own), self.reset()[0]
+        for _ in range(int(np.random.default_rng(own).integers(most + 1))):
+            obs, _, terminated, truncated, _ = self.step(actor.act(obs))
+            if terminated or truncated:
+                obs = self.reset()[0]
+        self.num_steps = 0
+        self._episode_start["wandered"] = self.episode_step > 0
+        return obs, self.episode_step
 
     def statistics(self) -> Statistics:
         """Running ones, which the environment keeps between episodes."""
@@ -406,6 +419,11 @@ def replay_episode(
     guard: GuardedEnv, start: dict[str, Any], actions: list[Any], expected: Any
 ) -> tuple[Any, str]:
     """-> (observation, ""), or the first observation of a new episode and why it had to begin."""
+    if start.get("wandered"):
+        set_generator(guard.env, start["generator_now"])
+        return guard.reset()[
+            0
+        ], f"{guard.name} (environment {guard.index}): its episode began with random_start_steps"
     guard.num_steps = start["num_steps"] - len(actions)
     try:
         set_generator(guard.env, start["generator"])

@@ -327,3 +327,10 @@ def _action_spec(space: Any) -> ActionSpec:
         low=tuple(map(float, space.low.ravel())),
         high=tuple(map(float, space.high.ravel())),
     )
+
+
+def batched(space: Any, num_rows: int) -> Any:
+    """The space of so many values side by side."""
+    from gymnasium.vector.utils import batch_space
+
+    return batch_space(space, num_rows)

@@ -89,6 +89,8 @@ class VectorEnv:
         self._num_steps = 0
         self._episode_start = np.zeros(self.num_envs, np.int64)  # _num_steps when the episode began
         self._episodes: list[Episode] = []
+        self._began_at_random = np.zeros(self.num_envs, np.bool_)
+        """Whose present episode has steps that were not counted."""
         self.ended_metrics: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         """By environment: what the infos of its last finished episode told, as `Episode.metrics`."""
         self._info_metrics: VectorInfoMetrics | None = None
@@ -139,6 +141,7 @@ class VectorEnv:
         self._watchdog.bind_thread()
         self._resetting, self._fires, self._actions = None, None, None
         self._returns[:] = 0.0
+        self._began_at_random[:] = False
         self._episode_start[:] = self._num_steps
         if self._info_metrics is not None:
             self._info_metrics.reset()
@@ -311,6 +314,28 @@ class VectorEnv:
         told = self._guarded(lambda: getattr(raw, method)(name, *arguments, **keywords), name)
         return [None] * self.num_envs if told is None else list(told)
 
+    def wander(self, most: int, seed: int) -> Obs:
+        """New episodes, and in each environment a random number of random steps, up to `most` -> obs [B, ...]. They do
+        not count: not in `pop_episodes`, where an episode that began in them is left out. UsageError where the
+        environments are not stepped one by one."""
+        if not hasattr(self._raw, "of_all"):
+            hint = (
+                "an Atari game has env_kwargs.noop_max"
+                if hasattr(self._raw, "ale")
+                else "use 'sync' or 'async'"
+            )
+            raise UsageError(
+                f"random_start_steps: the environments of {self.name} cannot be stepped one by one "
+                f"(vectorization {self._facts.get('vectorization')}); {hint}"
+            )
+        rows = self._guarded(lambda: self._raw.of_all("wander", most, seed), "random_start_steps", 1 + most)
+        obs = copy_obs(self._obs if self._obs is not None else self._reader.empty(self.num_envs))
+        for i, (row, steps) in enumerate(rows):
+            put_row(obs, i, row)
+            self._began_at_random[i] = steps > 0
+        self._obs = obs
+        return obs
+
     def statistics(self) -> Statistics:
         """Running ones that the environments keep between episodes, merged; empty where there are none."""
         if hasattr(self._raw, "of_all"):
@@ -361,7 +386,9 @@ class VectorEnv:
             else:
                 metrics = told[b] if told is not None else {}
             self.ended_metrics[b] = metrics
-            self._episodes.append(Episode(float(self._returns[b]), length, metrics))
+            if not self._began_at_random[b]:
+                self._episodes.append(Episode(float(self._returns[b]), length, metrics))
+            self._began_at_random[b] = False
             self._returns[b] = 0.0
             # In NEXT_STEP mode the coming step resets and does not count.
             self._episode_start[b] = self._num_steps + (self._mode == "NEXT_STEP")

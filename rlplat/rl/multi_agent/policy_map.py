@@ -181,6 +181,10 @@ def plan_multi_agent(settings: dict[str, Any]) -> MultiAgentPlan | None:
         raise ConfigError(
             f"'{name}' has several agents, whose games are stepped one after the other: omit vectorization"
         )
+    if settings.get("random_start_steps"):
+        raise ConfigError(
+            f"'{name}' has several agents: random_start_steps is for environments of one; omit it"
+        )
     game = make_game(name, kwargs)
     try:
         return make_plan(

@@ -24,6 +24,7 @@ NOT_SAMPLED: Mapping[str, Unused] = {
     "stop.episode_return_mean": Unused("no episodes are played to learn: use stop.env_steps", is_error=True),
     "vectorization": Unused(_NO_ENV),
     "num_envs_per_worker": Unused(_NO_ENV),
+    "random_start_steps": Unused(_NO_ENV),
     "max_worker_restarts": Unused(_NO_ENV),
     "on_env_error": Unused(_NO_ENV),
 }

@@ -174,6 +174,7 @@ class CommonSettings(TypedDict, total=False):
     vectorization: Literal["auto", "native", "sync", "async", "envpool"]
     num_rollout_workers: int
     num_envs_per_worker: int
+    random_start_steps: int
     max_worker_restarts: int
     on_env_error: Literal["fail", "restart"]
     env_step_timeout_s: float

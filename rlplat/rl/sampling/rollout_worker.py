@@ -63,6 +63,7 @@ class RolloutWorker:
                 num_threads=num_threads,
                 vectorization=config["vectorization"],
                 keep_state=config["deterministic"],
+                seeds_each=bool(config.get("random_start_steps")),
                 env_metrics=config.get("env_metrics", ()),
                 copies=Copies.of(config, "rollout", worker_index),
                 **Limits.of(config).arguments(),
@@ -72,6 +73,12 @@ class RolloutWorker:
         self._policy = make_policy(config, self._env.spec, policy_seed, num_threads=of_learner or num_threads)
         self._has_core = has_core(config["policy"])
         self._obs: Obs = self._env.reset()
+        if most := config.get("random_start_steps"):
+            if not isinstance(self._env, VectorEnv):
+                raise UsageError(
+                    "random_start_steps: simulators that act by themselves begin where they begin"
+                )
+            self._obs = self._env.wander(most, int(env_seed.generate_state(1)[0]))
         self._keeps_ends = record == "samples_and_ends"
         self._is_within = False
         """A fragment has begun and has not ended: an error or Ctrl-C came out of it."""

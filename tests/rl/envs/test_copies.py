@@ -165,3 +165,46 @@ def test_processes_that_an_environment_starts_end_with_it(ends: str) -> None:
     assert soon(
         lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
     )
+
+
+def test_random_start_steps_spread_the_copies_over_their_episodes() -> None:
+    with make_vector_env(Timed, 8, seed=1) as env, make_vector_env(Timed, 8, seed=1) as other:
+        env.reset(), other.reset()
+        first = env.wander(50, seed=3)[:, 0]
+        assert (first == other.wander(50, seed=3)[:, 0]).all()
+        assert len(set(first.tolist())) > 3 and first.max() < 20
+        for _ in range(20):
+            step = env.step(np.zeros(8, np.int64))
+        assert (step.obs[:, 0] == first).all(), "each has ended once"
+        whole = int((first == 0).sum())
+        assert [episode.length for episode in env.pop_episodes()] == [20] * whole
+        for _ in range(20):
+            env.step(np.zeros(8, np.int64))
+        assert [episode.length for episode in env.pop_episodes()] == [20] * 8
+
+
+def test_random_start_steps_are_a_setting_of_a_run() -> None:
+    sizes = {"num_envs_per_worker": 4, "rollout_length": 2, "minibatch_size": 8, "num_rollout_workers": 0}
+    with PPO(PPOConfig(env=Timed, random_start_steps=50, **sizes)) as ppo:
+        assert ppo.step().env_steps == 8
+    with PPO(PPOConfig(env="CartPole-v1", random_start_steps=5, **sizes)) as ppo:
+        ppo.step()
+    with (
+        make_vector_env("CartPole-v1", 2) as env,
+        pytest.raises(UsageError, match="cannot be stepped one by one"),
+    ):
+        env.reset()
+        env.wander(5, seed=0)
+
+
+class Timed(Numbered):
+    """Observes its time; ends after 20 steps."""
+
+    def reset(self, **arguments: Any) -> tuple[Array, dict[str, Any]]:
+        super().reset(**arguments)
+        self.t = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return np.full(4, self.t, np.float32), 1.0, False, self.t == 20, {}
