@@ -20,7 +20,8 @@ _SESSION_START = 1
 
 
 class TensorboardWriter:
-    """One `events.out.tfevents.*` file; the x axis is `env_steps`, every other finite figure is a scalar."""
+    """One `events.out.tfevents.*` file; the x axis is `env_steps`, every other finite figure is a scalar. Figures of an
+    evaluation are at the env steps of its weights."""
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
         """resumed_at: env steps of the checkpoint that the run goes on from; TensorBoard hides what an earlier
@@ -32,9 +33,13 @@ class TensorboardWriter:
             self._file.append(purge_record(resumed_at + 1))
 
     def write(self, record: Record) -> None:
-        values = scalars({name: value for name, value in record.items() if name != _X_AXIS})
-        if values:
-            self._file.append(summary_record(time.time(), int(record[_X_AXIS]), values))
+        step = int(record[_X_AXIS])
+        evaluated = {name: value for name, value in record.items() if name.startswith("eval/")}
+        others = {name: value for name, value in record.items() if name not in evaluated and name != _X_AXIS}
+        of_weights = evaluated.get("eval/env_steps")
+        for at, figures in ((step, others), (step if of_weights is None else int(of_weights), evaluated)):
+            if values := scalars(figures):
+                self._file.append(summary_record(time.time(), at, values))
 
     def close(self) -> None:
         self._file.close()

@@ -32,6 +32,7 @@ examples:
   rlplat train --algo ppo --env CartPole-v1 --policy ./my_policy.py:MyPolicy
   rlplat train ppo/Pong --stop.wall-s 3600 --out runs/pong-hour
   rlplat train --algo ppo --env CartPole-v1 --track wandb
+  rlplat train --algo ppo --env CartPole-v1 --seeds 1-5 --out runs/five    ends with mean and interval
   rlplat train --resume runs/pong-hour --stop.env-steps 10000000
   rlplat train --algo ppo --env ./harder.py:Env --init-from runs/easy:best
 
@@ -67,6 +68,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--env", metavar="NAME", help="the environment: CartPole-v1, Pong, pkg.module:Env, ./file.py:Env"
     )
     parser.add_argument("--seed", metavar="N", help="root of all random numbers of the run")
+    parser.add_argument(
+        "--seeds", metavar="LIST", help="a run for each of these seeds, one after the other: 1-5, or 1,2,7"
+    )
     parser.add_argument(
         "--num-rollout-workers", metavar="N", help="processes that step environments; 0: all in one process"
     )
@@ -145,6 +149,10 @@ def run(arguments: list[str]) -> int:
     # the heavy half comes after the arguments are known to be good
     from rlplat.rl.run.training_loop import TrainOptions, stop_rules, train_layers
 
+    if options.seeds is not None:
+        from rlplat.cli.seeds import train_seeds
+
+        return train_seeds(options, arguments)
     given = [(name.replace("_", "-"), getattr(options, name)) for name in _SETTING_FLAGS]
     named = layer_from_flags([*((name, text) for name, text in given if text is not None), *flags])
     if options.policy is not None:

@@ -6,11 +6,15 @@ mean (the mean of the middle half) of the runs, and percentiles of it over strat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
+Curve = tuple[np.ndarray, np.ndarray]
+"""float64[M] each: x, y."""
+Middle = Literal["iqm", "mean"]
 NUM_POINTS = 200
 NUM_RESAMPLES = 1000
 MOST_NUMBERS = 1_000_000
@@ -38,11 +42,43 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return mean
 
 
-def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], num_points: int = NUM_POINTS) -> Band:
+def _mean(values: np.ndarray) -> np.ndarray:
+    mean: np.ndarray = values.mean(axis=0)
+    return mean
+
+
+def interval(values: Sequence[float], middle_of: Middle = "iqm") -> tuple[float, float, float]:
+    """(middle, 2.5th, 97.5th percentile) of numbers of several runs, as in a `Band`."""
+    found = band([(np.zeros(1), np.array([value])) for value in values], middle_of=middle_of)
+    return float(found.middle[0]), float(found.low[0]), float(found.high[0])
+
+
+def curve_of(rows: Sequence[Mapping[str, Any]], metric: str, x: str = "env_steps") -> Curve:
+    """A metric of a run over env steps or wall seconds: the rows of metrics.jsonl that have both, x ascending.
+
+    An evaluation plays beside the training, and its figures come with a later row: they are at the env steps of the
+    weights that played (`eval/env_steps`), and at the second in which the training was there.
+    """
+    of_weights = "eval/env_steps" if metric.startswith("eval/") else ""
+    line = [(row["env_steps"], row[x]) for row in rows if None not in (row.get("env_steps"), row.get(x))]
+    steps, at_steps = np.array(line, float).reshape(-1, 2).T
+    found: dict[float, float] = {}
+    for row in rows:
+        value, at = row.get(metric), row.get(x)
+        if of_weights and row.get(of_weights) is not None and len(steps):
+            at = np.interp(row[of_weights], steps, at_steps) if x != "env_steps" else row[of_weights]
+        if value is not None and at is not None:
+            found[float(at)] = float(value)
+    points = sorted(found.items())
+    return np.array([at for at, _ in points], float), np.array([value for _, value in points], float)
+
+
+def band(curves: Sequence[Curve], num_points: int = NUM_POINTS, middle_of: Middle = "iqm") -> Band:
     """curves: (x, y) of each run, both float64[M], x ascending, without NaN; those without a point are left out.
 
     Between its points a curve is a straight line; before its first and after its last point it has no value.
     """
+    cut = interquartile_mean if middle_of == "iqm" else _mean
     curves = [(np.asarray(x, float), np.asarray(y, float)) for x, y in curves if len(x)]
     if not curves:
         nothing = np.zeros(0)
@@ -63,8 +99,8 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], num_points: int = NUM_
         samples = rng.integers(len(chosen), size=(NUM_RESAMPLES, len(chosen)))
         num_chunks = 1 + samples.size * values.shape[1] // MOST_NUMBERS
         chunks = np.array_split(samples, num_chunks)  # many samples at once, in bounded memory
-        means = np.concatenate([interquartile_mean(values[chunk.T]) for chunk in chunks])
-        middle[where] = interquartile_mean(values)
+        means = np.concatenate([cut(values[chunk.T]) for chunk in chunks])
+        middle[where] = cut(values)
         low[where], high[where] = np.percentile(means, [2.5, 97.5], axis=0)
     there = num_runs > 0
     return Band(grid[there], middle[there], low[there], high[there], num_runs[there])

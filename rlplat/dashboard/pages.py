@@ -16,10 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlplat.catalog import describe_experiment, describe_run, ended_trials, find, settings_of
-from rlplat.dashboard.bands import band
+from rlplat.dashboard.bands import Curve, band, curve_of
 from rlplat.dashboard.follow import Cursor, columns, read_since, thinned
 from rlplat.dashboard.hints import hints
 from rlplat.errors import UsageError
@@ -32,8 +30,6 @@ NOT_COMPARED = ("seed", "out", "expect", "stop", "evaluation")
 _MAX_ROWS_KEPT = 20_000
 _MAX_CURVES_KEPT = 500
 """Of 32 KB each."""
-Points = tuple[np.ndarray, np.ndarray]
-"""float64[M] each: x, y."""
 
 
 class NoSuchRun(UsageError):
@@ -46,7 +42,7 @@ class Pages:
         self._described: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._rows: OrderedDict[Path, tuple[Cursor, list[dict[str, Any]]]] = OrderedDict()
         self._num_rows = 0
-        self._curves: OrderedDict[tuple[Path, str, str], tuple[tuple[int, int, int], Points, list[str]]] = (
+        self._curves: OrderedDict[tuple[Path, str, str], tuple[tuple[int, int, int], Curve, list[str]]] = (
             OrderedDict()
         )
 
@@ -128,7 +124,7 @@ class Pages:
         """Runs in one plot: of each group of seeds one band of `metric` over `x`, and the settings that differ."""
         groups: dict[str, list[str]] = {}
         settings: dict[str, dict[str, Any]] = {}
-        points: dict[str, Points] = {}
+        points: dict[str, Curve] = {}
         known: set[str] = set()
         for name in names:
             path = self._directory(name, "config.yaml")
@@ -153,7 +149,7 @@ class Pages:
             )
         return {"curves": curves, "names": sorted(known), "differences": differences(settings)}
 
-    def _curve_once(self, path: Path, metric: str, x: str) -> tuple[Points, list[str]]:
+    def _curve_once(self, path: Path, metric: str, x: str) -> tuple[Curve, list[str]]:
         """A run's curve and the names that its newest rows have; made again only when its file has changed."""
         state = _state_of(path / "metrics.jsonl")
         before = self._curves.pop((path, metric, x), None)
@@ -253,16 +249,12 @@ def videos_of(path: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["env_steps"] is None, row["env_steps"] or 0, row["file"]))
 
 
-def _curve(rows: list[dict[str, Any]], metric: str, x: str) -> Points:
-    """The rows that have both, x ascending."""
-    chosen = columns(thinned(rows, MAX_POINTS), [x, metric])
-    points = [
-        (at, value)
-        for at, value in zip(chosen[x], chosen[metric], strict=True)
-        if at is not None and value is not None
-    ]
-    points.sort(key=lambda point: point[0])
-    return np.array([at for at, _ in points], float), np.array([value for _, value in points], float)
+def _curve(rows: list[dict[str, Any]], metric: str, x: str) -> Curve:
+    kept = thinned(rows, MAX_POINTS)
+    chosen = columns(kept, [x, metric, "env_steps", "eval/env_steps"])
+    return curve_of(
+        [dict(zip(chosen, row, strict=True)) for row in zip(*chosen.values(), strict=True)], metric, x
+    )
 
 
 def _label(members: list[str], settings: Mapping[str, Mapping[str, Any]]) -> str:

@@ -40,6 +40,11 @@ class Row:
     is_closing: bool = False
     """The evaluation at the end of a run, at the env steps of the row before."""
 
+    def step_of(self, name: str) -> int:
+        """Where a value belongs: an evaluation's at the env steps of the weights that it played."""
+        of_weights = self.values.get("eval/env_steps") if name.startswith("eval/") else None
+        return self.env_steps if of_weights is None else int(of_weights)
+
 
 @dataclass(frozen=True)
 class Place:

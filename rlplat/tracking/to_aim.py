@@ -51,7 +51,9 @@ class AimTracker:
     def log(self, rows: Sequence[Row]) -> None:
         for row in rows:  # env_steps last: what is half sent of a row is sent again
             others = {name: value for name, value in row.values.items() if name != "env_steps"}
-            self._run.track(others, step=row.env_steps)
+            for step in sorted({row.step_of(name) for name in others}):
+                at_step = {name: value for name, value in others.items() if row.step_of(name) == step}
+                self._run.track(at_step, step=step)
             self._run.track(float(row.env_steps), name="env_steps", step=row.env_steps)
 
     def log_file(self, path: Path, kind: str, env_steps: int) -> None:

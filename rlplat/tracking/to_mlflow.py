@@ -48,7 +48,7 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         metrics = [
-            Metric(name, value, round((self._began_s + row.wall_s) * 1000), row.env_steps)
+            Metric(name, value, round((self._began_s + row.wall_s) * 1000), row.step_of(name))
             for row in rows
             for name, value in sorted(row.values.items(), key=lambda item: item[0] == "env_steps")
         ]  # env_steps last of its row: what a half-sent batch holds of the last row is sent again

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import a3c_scaling, curves, runtime, simulation, train
+from benchmarks import a3c_scaling, runtime, simulation, train
 from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import completion as completion_command
@@ -41,6 +41,7 @@ from rlplat.cli.look import timeline as timeline_command
 from rlplat.cli.tuning import tune as tune_command
 from rlplat.cli.tuning import tune_show as tune_show_command
 from rlplat.cli.view import dashboard as dashboard_command
+from rlplat.cli.view import plot as plot_command
 from rlplat.cli.view import runs as runs_command
 from rlplat.cli.view import track as track_command
 from rlplat.cluster.settings import resolve_cluster
@@ -59,7 +60,6 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BENCHMARKS = {
     "runtime": runtime,
     "train": train,
-    "curves": curves,
     "a3c_scaling": a3c_scaling,
     "simulation": simulation,
 }
@@ -190,6 +190,7 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
     "export": lambda arguments: export_command.build_parser().parse_args(arguments),
     "dashboard": lambda arguments: dashboard_command.build_parser().parse_args(arguments),
+    "plot": lambda arguments: plot_command.build_parser().parse_args(arguments),
     "completion": lambda arguments: completion_command.build_parser().parse_args(arguments),
     "track": lambda arguments: track_command.build_parser().parse_args(arguments),
     "record": lambda arguments: record_command.build_parser().parse_args(arguments),
