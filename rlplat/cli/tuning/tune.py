@@ -14,6 +14,7 @@ from rlplat.cli.output import print_json
 from rlplat.cli.parser import Parser
 from rlplat.config import Layer, layer_from_flags
 from rlplat.errors import ConfigError, RlplatError
+from rlplat.figures import figure
 from rlplat.given.spelling import spelled
 from rlplat.paths import expanded
 
@@ -243,10 +244,15 @@ def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
         lines.append(f"{len(analysis.pareto_front)} trials that no other one beats in everything:")
     for trial in shown:
         values = ", ".join(
-            f"{name} {value:.6g}" for name, value in zip(spec.metric, trial.values, strict=True)
+            f"{name} {figure(value)}" for name, value in zip(spec.metric, trial.values, strict=True)
         )
         lines.append(f"{'' if several else 'best: '}trial {trial.number}, {values}")
         lines += [f"  {name}: {_short(value)}" for name, value in trial.params.items()]
+    if any("seed" in trial.params for trial in shown):
+        lines.append(
+            "warning: `seed` is searched, so that the best trial is the luckiest seed, not the best config; mean and "
+            "interval over seeds: rlplat train ... --seeds 1-5, or seeds_per_trial here"
+        )
     out = shlex.quote(str(spec.out))
     if check_trainable(spec.trainable).is_algorithm:
         lines.append(

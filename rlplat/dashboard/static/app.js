@@ -116,12 +116,12 @@ async function runsPage() {
     if (runs.length) place.append(sortableTable([
       { title: "", value: (row) => chosen.has(row.run), cell: (row) => h("input", { type: "checkbox", checked: chosen.has(row.run), "aria-label": `choose ${row.run}`, onchange: (event) => { event.target.checked ? chosen.add(row.run) : chosen.delete(row.run); draw(false); } }) },
       { title: "run", value: (row) => row.run, cell: (row) => link("run", row.run) },
+      { title: "return", value: (row) => row.episode_return_mean, numeric: true },
+      { title: "evaluation", value: (row) => row.eval_return_mean, numeric: true },
       { title: "algorithm", value: (row) => row.algo },
       { title: "environment", value: (row) => withoutFolder(row.env) },
       { title: "seed", value: (row) => row.seed, numeric: true },
       { title: "env steps", value: (row) => row.env_steps, numeric: true },
-      { title: "return", value: (row) => row.episode_return_mean, numeric: true },
-      { title: "evaluation", value: (row) => row.eval_return_mean, numeric: true },
       { title: "wall time", value: (row) => row.wall_s, cell: (row) => seconds(row.wall_s), numeric: true },
       { title: "state", value: (row) => row.is_running, cell: (row) => h("span", { class: row.is_running ? "running" : "dim" }, row.is_running ? "running" : "ended") },
       { title: "updated", value: (row) => row.updated },
@@ -146,30 +146,43 @@ async function runsPage() {
 // ---------------------------------------------------------------- charts
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-function axes() {
+function axes(xName, yName) {
   const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, font: "11px system-ui" };
   const short = (value) => value == null ? "" : Math.abs(value) >= 1e6 ? value / 1e6 + "M" : Math.abs(value) >= 1e4 ? value / 1e3 + "k" : String(+value.toPrecision(6));
-  return [{ ...axis, values: (_, ticks) => ticks.map(short) }, { ...axis, size: 58, values: (_, ticks) => ticks.map(short) }];
+  return [{ ...axis, label: xName, labelSize: 20, labelFont: axis.font, values: (_, ticks) => ticks.map(short) }, { ...axis, label: yName, labelSize: 18, labelFont: axis.font, size: 52, values: (_, ticks) => ticks.map(short) }];
 }
+const waiting = new Set(); // charts without a plot: those in view are drawn at once, the others while nothing else is to do
+let isDrawing = false;
+function drawSoon() {
+  if (isDrawing) return;
+  isDrawing = true;
+  setTimeout(() => {
+    isDrawing = false;
+    const [next] = [...waiting].filter((chart) => chart.data && chart.place.clientWidth);
+    if (next) { next.draw(); drawSoon(); }
+  });
+}
+addEventListener("beforeprint", () => [...waiting].forEach((chart) => chart.draw()));
 class Chart {
-  // One plot in a panel, made when it is first seen. series: [{label, color, points?, band?: [high, low]}]
-  constructor(title, series, { wide = false, onclick = null, bands = [], fromZero = false } = {}) {
+  // One plot in a panel, with a button that saves it. series: [{label, color, points?, band?: [high, low]}]
+  constructor(title, series, { wide = false, onclick = null, bands = [], fromZero = false, yName = "" } = {}) {
+    this.yName = yName || (wide ? title : "");
     this.place = h("div");
-    this.panel = h("section", { class: "chart" + (wide ? " wide" : "") }, h("h3", {}, title), this.place);
+    this.panel = h("section", { class: "chart" + (wide ? " wide" : "") }, h("div", { class: "head" }, h("h3", {}, title), saveButtons(this, title)), this.place);
     this.series = series; this.bands = bands; this.fromZero = fromZero; this.height = wide ? 320 : 190; this.onclick = onclick; this.plot = null; this.data = null;
-    this.watcher = new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) this.draw(); });
-    this.watcher.observe(this.panel);
-    this.sizes = new ResizeObserver(() => { if (this.plot) this.plot.setSize({ width: this.place.clientWidth, height: this.height }); });
+    waiting.add(this);
+    this.sizes = new ResizeObserver(() => { if (this.plot) this.plot.setSize({ width: this.place.clientWidth, height: this.height }); else this.draw(); });
     this.sizes.observe(this.place);
   }
-  set(data) { this.data = data; if (this.plot) this.plot.setData(data); else this.draw(); }
+  set(data) { this.data = data; if (this.plot) this.plot.setData(data); else if (this.isNear()) this.draw(); else drawSoon(); }
+  isNear() { const box = this.panel.getBoundingClientRect(); return box.width > 0 && box.top < innerHeight + 400; }
   draw() {
-    const box = this.panel.getBoundingClientRect();
-    if (this.plot || !this.data || !box.width || box.top > innerHeight + 400 || box.bottom < -400) return;
+    if (this.plot || !this.data || !this.place.clientWidth) return;
+    waiting.delete(this);
     const options = {
-      width: this.place.clientWidth, height: this.height, axes: axes(), bands: this.bands,
+      width: this.place.clientWidth, height: this.height, axes: axes(X_NAMES[xKey()], this.yName), bands: this.bands,
       scales: { x: { time: false }, y: this.fromZero ? { range: (_, low, high) => [0, 1.1 * high || 1] } : {} }, cursor: { y: false, focus: { prox: 24 } }, legend: { live: true },
-      series: [{ label: "x", value: (_, v) => number(v) }, ...this.series.map((one) => ({
+      series: [{ label: X_NAMES[xKey()], value: (_, v) => number(v) }, ...this.series.map((one) => ({
         label: one.label, class: one.class, stroke: one.color, width: one.points ? 0 : (one.width ?? 1.6), spanGaps: true, show: one.show !== false,
         paths: one.points ? () => null : undefined,
         points: one.points ? { show: true, size: 8, fill: one.color, stroke: one.color } : { show: (u, i) => u.data[i].filter((v) => v != null).length < 3 },
@@ -178,12 +191,60 @@ class Chart {
     this.plot = new uPlot(options, this.data, this.place);
     if (this.onclick) this.plot.over.addEventListener("click", () => this.plot.cursor.left >= 0 && this.onclick(this.plot.posToVal(this.plot.cursor.left, "x")));
   }
-  destroy() { this.watcher.disconnect(); this.sizes.disconnect(); if (this.plot) this.plot.destroy(); }
+  redraw() { if (this.plot) { this.plot.destroy(); this.plot = null; this.data = null; waiting.add(this); } } // its axes have other names
+  destroy() { waiting.delete(this); this.sizes.disconnect(); if (this.plot) this.plot.destroy(); }
+}
+const X_NAMES = { env_steps: "env steps", wall_s: "wall time (s)" };
+function saveButtons(chart, title) {
+  const name = title.replace(/[^\w.-]+/g, "_");
+  const save = (blob, end) => { const at = h("a", { href: URL.createObjectURL(blob), download: `${name}.${end}` }); at.click(); setTimeout(() => URL.revokeObjectURL(at.href), 1000); };
+  const button = (text, what) => h("button", { type: "button", class: "save", title: `save ${title} as ${text}`, onclick: () => { chart.draw(); if (chart.plot) what(); } }, text);
+  return h("span", { class: "saves" },
+    button("PNG", () => {
+      const drawn = chart.plot.ctx.canvas, canvas = h("canvas", { width: drawn.width, height: drawn.height + 30 * devicePixelRatio }), context = canvas.getContext("2d");
+      context.fillStyle = css("--bg"); context.fillRect(0, 0, canvas.width, canvas.height);
+      context.drawImage(drawn, 0, 30 * devicePixelRatio);
+      context.font = `${13 * devicePixelRatio}px system-ui`;
+      let left = 10 * devicePixelRatio;
+      for (const one of chart.series.filter((each) => each.class !== "band-edge")) { context.fillStyle = one.color; context.fillText(one.label, left, 20 * devicePixelRatio); left += context.measureText(one.label).width + 20 * devicePixelRatio; }
+      canvas.toBlob((blob) => save(blob, "png"));
+    }),
+    button("SVG", () => save(new Blob([svgOf(chart)], { type: "image/svg+xml" }), "svg")),
+    button("CSV", () => {
+      const quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
+      const rows = chart.data[0].map((_, i) => chart.data.map((column) => column[i] ?? "").join(","));
+      save(new Blob([[[xKey(), ...chart.series.map((one) => quoted(one.label))].join(","), ...rows].join("\n") + "\n"], { type: "text/csv" }), "csv");
+    }));
+}
+function svgOf(chart) {
+  const width = 640, height = 400, box = [70, 40, width - 20, height - 50];
+  const escaped = (text) => String(text).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+  const { min: left, max: right } = chart.plot.scales.x, { min: low, max: high } = chart.plot.scales.y;
+  const at = (x, y) => `${(box[0] + (x - left) / (right - left || 1) * (box[2] - box[0])).toFixed(1)},${(box[3] - (y - low) / (high - low || 1) * (box[3] - box[1])).toFixed(1)}`;
+  const dots = (values) => chart.data[0].map((x, i) => values[i] == null ? null : [x, values[i]]).filter(Boolean);
+  const parts = [`<rect width="${width}" height="${height}" fill="#fff"/>`];
+  for (let i = 0; i <= 5; i++) {
+    const x = left + i / 5 * (right - left), y = low + i / 5 * (high - low), [px] = at(x, low).split(","), py = at(left, y).split(",")[1];
+    parts.push(`<path d="M${box[0]},${py}H${box[2]}M${px},${box[1]}V${box[3]}" stroke="#ddd"/>`, `<text x="${px}" y="${box[3] + 16}" text-anchor="middle">${escaped(number(x, 3))}</text>`, `<text x="${box[0] - 6}" y="${+py + 4}" text-anchor="end">${escaped(number(y, 3))}</text>`);
+  }
+  for (const band of chart.bands) {
+    const [a, b] = band.series.map((i) => dots(chart.data[i]));
+    parts.push(`<polygon fill="${band.fill.slice(0, 7)}" fill-opacity=".2" points="${[...a, ...b.reverse()].map(([x, y]) => at(x, y)).join(" ")}"/>`);
+  }
+  let place = box[0];
+  chart.series.forEach((one, i) => {
+    if (one.class === "band-edge") return;
+    const found = dots(chart.data[i + 1]);
+    parts.push(one.points || found.length < 3 ? found.map(([x, y]) => { const [px, py] = at(x, y).split(","); return `<circle cx="${px}" cy="${py}" r="4" fill="${one.color}"/>`; }).join("") : `<polyline fill="none" stroke="${one.color}" stroke-width="1.6" points="${found.map(([x, y]) => at(x, y)).join(" ")}"/>`);
+    parts.push(`<text x="${place}" y="22" fill="${one.color}">${escaped(one.label)}</text>`);
+    place += 7 * one.label.length + 20;
+  });
+  parts.push(`<text x="${(box[0] + box[2]) / 2}" y="${height - 10}" text-anchor="middle">${escaped(X_NAMES[xKey()])}</text>`, `<text transform="translate(16,${(box[1] + box[3]) / 2}) rotate(-90)" text-anchor="middle">${escaped(chart.yName || chart.series[0].label)}</text>`);
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" font-family="sans-serif" font-size="12">${parts.join("")}</svg>`;
 }
 const xKey = () => localStorage.getItem("x") || "env_steps";
 function xSwitch(onchange) {
-  const names = { env_steps: "env steps", wall_s: "wall time (s)" };
-  const buttons = Object.entries(names).map(([key, title]) => h("button", { type: "button", class: key === xKey() ? "on" : "", "aria-pressed": String(key === xKey()), onclick: () => {
+  const buttons = Object.entries(X_NAMES).map(([key, title]) => h("button", { type: "button", class: key === xKey() ? "on" : "", "aria-pressed": String(key === xKey()), onclick: () => {
     localStorage.setItem("x", key);
     buttons.forEach((button) => { const on = button.textContent === title; button.className = on ? "on" : ""; button.setAttribute("aria-pressed", String(on)); });
     onchange();
@@ -198,7 +259,7 @@ async function runPage(name) {
   const info = await api("run", ["run", name]);
   const first = await api("metrics", ["run", name]);
   let cursor = first.cursor, columns = first.columns, offset = 0;
-  const charts = new Map(), grid = h("div", { class: "charts" }), cards = h("div", { class: "cards" });
+  const charts = new Map(), groups = new Map(), top = h("div", { class: "charts" }), grid = h("div"), cards = h("div", { class: "cards" });
   const film = h("div"), log = h("pre", { tabindex: "0", "aria-label": "log" }), hintPlace = h("div");
   const length = () => (columns.env_steps || []).length;
   const get = (key) => columns[key] || new Array(length()).fill(null);
@@ -223,14 +284,42 @@ async function runPage(name) {
     const once = (values) => kept.map((i) => values[i] ?? (i > 0 && all[i] === all[i - 1] ? values[i - 1] : null));
     const x = once(all);
     const main = charts.get("return") || new Chart("return", [{ label: "training (mean of 100 episodes)", color: COLORS[0] }, { label: "evaluation", color: COLORS[1], points: true }], { wide: true, onclick: (at) => xKey() === "env_steps" && play(at) });
-    if (!charts.has("return")) { charts.set("return", main); grid.append(main.panel); }
-    main.set([x, once(get("episode_return_mean")), once(get("eval/return_mean"))]);
+    if (!charts.has("return")) { charts.set("return", main); top.append(main.panel); }
+    const steps = get("env_steps"), ofWeights = get("eval/env_steps");
+    const placeOf = (i) => {
+      if (ofWeights[i] == null) return all[i];
+      if (xKey() === "env_steps") return ofWeights[i];
+      const after = steps.findIndex((step) => step >= ofWeights[i]);
+      if (after < 1) return all[Math.max(after, 0)];
+      return all[after - 1] + (all[after] - all[after - 1]) * (ofWeights[i] - steps[after - 1]) / (steps[after] - steps[after - 1] || 1);
+    };
+    const evaluated = (key) => new Map(get(key).map((value, i) => [value == null ? null : placeOf(i), value]).filter(([at]) => at != null).sort((a, b) => a[0] - b[0]));
+    const trained = new Map(x.map((at, i) => [at, once(get("episode_return_mean"))[i]])), played = evaluated("eval/return_mean");
+    const xs = [...new Set([...x, ...played.keys()])].sort((a, b) => a - b);
+    main.set([xs, xs.map((at) => trained.get(at) ?? null), xs.map((at) => played.get(at) ?? null)]);
     for (const key of Object.keys(columns).filter((key) => !HIDDEN.has(key)).sort(inOrder)) {
       const values = get(key);
-      if (!values.some((value) => value != null)) continue;
-      if (!charts.has(key)) { const chart = new Chart(key, [{ label: key, color: COLORS[0], points: key.startsWith("eval/") }]); charts.set(key, chart); grid.append(chart.panel); }
-      charts.get(key).set([x, once(values)]);
+      const told = values.filter((value) => value != null);
+      if (!told.length) continue;
+      const isConstant = told.length > 2 && told.every((value) => value === told[0]);
+      const group = groupOf(isConstant ? "constant" : key.includes("/") ? key.split("/")[0] : "training");
+      if (!charts.has(key)) charts.set(key, new Chart(key, [{ label: key, color: COLORS[0], points: key.startsWith("eval/") }]));
+      const chart = charts.get(key);
+      if (chart.panel.parentElement !== group) group.append(chart.panel);
+      if (key.startsWith("eval/")) { const found = evaluated(key); chart.set([[...found.keys()], [...found.values()]]); }
+      else chart.set([x, once(values)]);
     }
+  }
+  function groupOf(title) {
+    if (!groups.has(title)) {
+      const place = h("div", { class: "charts" }), rank = ["env", "training", "eval", "learner", "policy", "agent", "rollout", "time"];
+      const fold = h("details", { open: title === "env", "data-title": title }, h("summary", {}, title), place);
+      const after = (other) => other === "constant" ? 99 : rank.indexOf(other) < 0 ? 50 : rank.indexOf(other);
+      const next = [...grid.children].find((child) => after(child.dataset.title) > after(title));
+      grid.insertBefore(fold, next || null);
+      groups.set(title, place);
+    }
+    return groups.get(title);
   }
   function inOrder(a, b) {
     const rank = (key) => ["learner/", "eval/", "rollout/", "time/"].findIndex((start) => key.startsWith(start));
@@ -249,9 +338,9 @@ async function runPage(name) {
   }
   show(
     h("h1", {}, name), h("div", { class: "dim" }, `${info.algo} on ${withoutFolder(info.env)}, seed ${info.seed ?? "–"}, `, h("span", { class: info.is_running ? "running" : "" }, info.is_running ? "running" : "ended"), first.skipped ? `; ${first.skipped} damaged lines of metrics.jsonl are skipped` : ""),
-    cards, hintPlace, xSwitch(drawCharts), grid,
+    cards, hintPlace, xSwitch(() => { charts.forEach((chart) => chart.redraw()); drawCharts(); }), top,
     info.videos.length ? [h("h2", {}, "Videos"), h("div", { class: "bar" }, info.videos.map((video) => h("button", { type: "button", onclick: () => openVideo(video) }, video.env_steps == null ? video.file : `at ${number(video.env_steps)} env steps`))), film] : [],
-    h("h2", {}, "Log"), log,
+    h("h2", {}, "Log"), log, h("h2", {}, "More charts"), grid,
     h("div", { class: "split" }, h("section", {}, h("h2", {}, "Config"), h("pre", { tabindex: "0" }, info.config)), h("section", {}, h("h2", {}, "Checkpoints"), h("pre", { tabindex: "0" }, info.checkpoints.join("\n") || "none yet"))),
   );
   drawCards(); drawHints(info.hints); drawCharts(); await moreLog();
@@ -281,7 +370,7 @@ async function runPage(name) {
 async function comparePage(_, encoded) {
   const names = encoded.split("|").map(decodeURIComponent);
   let metric = "episode_return_mean", chart = null;
-  const place = h("div", { class: "charts" }), table = h("div"), choice = h("select", { "aria-label": "metric", onchange: () => { metric = choice.value; draw(); } });
+  const place = h("div", { class: "charts" }), table = h("div"), few = h("div", { class: "dim" }), choice = h("select", { "aria-label": "metric", onchange: () => { metric = choice.value; draw(); } });
   async function draw() {
     const data = await api("compare", ...names.map((name) => ["run", name]), ["metric", metric], ["x", xKey()]);
     choice.replaceChildren(...data.names.map((name) => h("option", { value: name, selected: name === metric }, name)));
@@ -299,6 +388,8 @@ async function comparePage(_, encoded) {
         bands.push({ series: [first + 1, first + 2], fill: color + "2a" });
       }
     });
+    const least = Math.min(...data.curves.map((curve) => Math.max(0, ...curve.num_runs)).filter((most) => most > 1));
+    few.textContent = least < 5 ? `n = ${least}: such an interval says little; compare at least five seeds.` : "";
     if (chart) chart.destroy();
     chart = new Chart(metric, series, { wide: true, bands });
     place.replaceChildren(chart.panel);
@@ -306,7 +397,7 @@ async function comparePage(_, encoded) {
     const keys = Object.keys(data.differences);
     table.replaceChildren(keys.length ? sortableTable([{ title: "setting", value: (key) => key }, ...names.map((name) => ({ title: name, value: (key) => { const value = data.differences[key][name]; return value === null ? null : typeof value === "object" ? JSON.stringify(value) : String(value); } }))], keys) : h("p", { class: "dim" }, "The runs have the same settings."));
   }
-  show(h("h1", {}, "Comparison"), h("div", { class: "dim" }, "Runs that differ only by their seed are one curve: interquartile mean, 95 % bootstrap interval."),
+  show(h("h1", {}, "Comparison"), h("div", { class: "dim" }, "Runs that differ only by their seed are one curve: interquartile mean, 95 % bootstrap interval."), few,
     h("div", { class: "bar" }, h("label", {}, "metric: ", choice)), xSwitch(draw), place, h("h2", {}, "Settings that differ"), table);
   await draw();
   return { destroy: () => chart && chart.destroy() };
