@@ -29,6 +29,8 @@ ANYONES = {
     "_schedulers", "_milestones",
     "_internal_kv_put", "_internal_kv_get",  # of Ray, which has no other store for what a handle knows
     "_study_id", "_trial_id",  # of Optuna's storages, whose methods ask for them
+    "_lookup_module_and_qualname", "_make_skeleton_class", "_slotnames",  # of cloudpickle and copyreg: how classes go
+    "_config",  # of multiprocessing's own process: whether it may have children
     "_option_string_actions", "_reader", "_writer",  # of argparse and multiprocessing: there is no other way to ask
 }  # fmt: skip
 KNOWN = {
