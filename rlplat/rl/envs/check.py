@@ -446,7 +446,7 @@ class _Probe:
     def _play(self, obs: Obs, steps: int, is_replay: bool = False) -> list[tuple[Obs, float]]:
         assert self._guard is not None
         guard, report = self._guard, self._report
-        actor = RandomActor(guard, SEED)
+        actor = RandomActor(guard.action_space, guard.spaces, SEED)
         trace = []
         for _ in range(steps):
             action, before = actor.act(obs), copy_obs(obs)

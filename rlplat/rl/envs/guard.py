@@ -210,7 +210,7 @@ class GuardedEnv:
     def wander(self, most: int, seed: int) -> tuple[Any, int]:
         """A random number of random steps, 0 to `most` -> (observation, steps of the present episode)."""
         own = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
-        actor, obs = RandomActor(self, own), self.reset()[0]
+        actor, obs = RandomActor(self.action_space, self.spaces, own), self.reset()[0]
         for _ in range(int(np.random.default_rng(own).integers(most + 1))):
             obs, _, terminated, truncated, _ = self.step(actor.act(obs))
             if terminated or truncated:

@@ -386,7 +386,7 @@ def _leave_signals_to_the_parent() -> None:
 def _allow_children() -> None:
     """multiprocessing lets no daemon start processes, and AsyncVectorEnv makes daemons; a simulator may need some. What
     its close() has left running is ended with this process, which would wait for it for ever."""
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    multiprocessing.current_process().daemon = False
     os.setpgrp()  # by which they are found when this process is gone
     Finalize(None, _end_children, exitpriority=100)
 

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlplat.rl.envs.gym_spaces import action_converter, action_row, batched, policy_actions
 from rlplat.rl.interfaces import Array
-from rlplat.rl.spaces import MASK, action_leaves, obs_leaves
-
-if TYPE_CHECKING:
-    from rlplat.rl.envs.guard import GuardedEnv
+from rlplat.rl.spaces import MASK, SpaceSpec, action_leaves, obs_leaves
 
 
 class RandomActor:
     """Random actions, legal ones where a mask says which are; the same for a seed. The environment gets them as those
     of a policy."""
 
-    def __init__(self, guard: GuardedEnv, seed: int) -> None:
-        self._space = guard.action_space
+    def __init__(self, space: Any, spaces: SpaceSpec, seed: int) -> None:
+        """space: of actions, gymnasium's; spaces: the environment's, as policies know them."""
+        self._space = space
         self._batch_of_one = batched(self._space, 1)
         self._batch_of_one.seed(seed)
         self._rng = np.random.default_rng(seed)
-        self._parts = action_leaves(guard.spaces.action)
-        self._has_mask = MASK in obs_leaves(guard.spaces.obs)
+        self._parts = action_leaves(spaces.action)
+        self._has_mask = MASK in obs_leaves(spaces.obs)
         self._convert = action_converter(self._space)
 
     def act(self, obs: Any) -> Any:
