@@ -12,3 +12,7 @@ def figure(value: float) -> str:
     if abs(value) >= 999.5:  # where .3g would write an exponent
         return f"{value:.0f}" if abs(value) < 1e15 else f"{value:.3g}"
     return f"{value:.3g}"
+
+
+def episodes_text(count: int) -> str:
+    return "1 episode" if count == 1 else f"{count:,} episodes"

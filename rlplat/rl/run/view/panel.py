@@ -23,12 +23,12 @@ from rich.live import Live
 from rich.text import Text
 
 from rlplat.durations import duration_text
-from rlplat.figures import figure
+from rlplat.figures import episodes_text, figure
 from rlplat.given.folding import folded
 from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
 from rlplat.rl.run.bottleneck import MIN_S, add_seconds, shares
-from rlplat.rl.run.view.progress import env_figures, episodes_text
+from rlplat.rl.run.view.progress import env_figures
 
 DRAW_PERIOD_S = 0.25
 RATE_WINDOW_S = 10.0

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TextIO
 
-from rlplat.figures import figure
+from rlplat.figures import episodes_text, figure
 from rlplat.given.folding import for_stream
 from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
@@ -81,10 +81,6 @@ def describe(result: Result, evaluated: float | None = None) -> str:
     return (
         f"return {figure(result.episode_return_mean)} ({length}{episodes_text(result.episodes)}){evaluation}"
     )
-
-
-def episodes_text(count: int) -> str:
-    return "1 episode" if count == 1 else f"{count:,} episodes"
 
 
 def env_figures(result: Result, at_most: int = 4) -> list[str]:
