@@ -21,7 +21,7 @@ It has no order of its own: what happens when is written in the `step` of each a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
@@ -90,15 +90,15 @@ class Algorithm(Generic[Config]):
     """Who publishes the weights, where `setup` has set it: a `LearnerGroup`, or one for every policy."""
     notes: tuple[str, ...] = ()
     """What the log of a run is to say about how it was set up."""
+    _worker_groups: Sequence[RolloutWorkers] = ()
+    _evaluations: Sequence[Evaluation] = ()
 
     def __init__(self, config: Config) -> None:
         """Starts the runtime, where there is none, and the actors: ConfigError and others where that cannot be."""
         self.config = settings_of(config, self.config_class, type(self).__name__)
         self.tally = RunTally()
-        self._worker_groups: list[RolloutWorkers] = []
         self.saved: dict[str, Saved] = {}
         """By name: what a checkpoint holds, beside the tally."""
-        self._evaluations: list[Evaluation] = []
         self._evaluation = self.new_evaluation()
         self.ends = ExitStack()
         """What `close` ends: the last one started first."""
@@ -202,7 +202,7 @@ class Algorithm(Generic[Config]):
             restart_on_env_error=self.config.on_env_error == "restart",
             num_batches=num_batches,
         )
-        self._worker_groups.append(workers)
+        self._worker_groups = [*self._worker_groups, workers]
         return self.add(workers, saved_as)
 
     def result(self, report: UpdateReport, metrics: dict[str, float]) -> Result:
@@ -231,8 +231,9 @@ class Algorithm(Generic[Config]):
 
     def new_evaluation(self) -> Evaluation:
         """An actor that evaluates, whose environments `set_env_attr` and `call_env` reach; the caller ends it."""
-        self._evaluations.append(Evaluation(self.config.model_dump(), self.make_policy))
-        return self._evaluations[-1]
+        made = Evaluation(self.config.model_dump(), self.make_policy)
+        self._evaluations = [*self._evaluations, made]
+        return made
 
     def acting_weights(self) -> ObjectRef:
         """`weights()`, and beside them the running statistics that the environments keep, where they keep any."""
