@@ -47,7 +47,7 @@ def test_words_depend_on_what_is_there(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_an_unknown_shell_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "tcsh"]) == 2
-    assert "choose from" in capsys.readouterr().err
+    assert "is one of bash, fish, zsh" in capsys.readouterr().err
 
 
 @pytest.mark.process

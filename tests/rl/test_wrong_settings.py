@@ -72,7 +72,7 @@ def message(config: type[BaseModel] = PPOConfig, **settings: Any) -> str:
         ({"policy": {"hidden_sizes": []}}, "[] (must be a list of one or more whole numbers"),
         ({"policy": {"hidden_sizes": [True]}}, "[True] (must be a list of one or more whole numbers"),
         ({"policy": {"custom": "mine"}}, "must be the name of a class, pkg.mod:Class or ./file.py:Class"),
-        ({"policy": {"encoder": "mine"}}, "must be auto, mlp, nature_cnn, small_cnn, impala_cnn or the name"),
+        ({"policy": {"encoder": "mine"}}, "must be auto, mlp, nature_cnn, small_cnn, grid_cnn, impala_cnn or the name"),
         (
             {"policy": 3},
             "bad value for 'policy' (from argument policy): 3 (it takes settings by name: "

@@ -225,7 +225,7 @@ def test_a_constructor_that_raises() -> None:
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("class Mine(:\n")
-    with pytest.raises(UsageError, match=r"broken\.py:Mine: making the network raised SyntaxError"):
+    with pytest.raises(UsageError, match=r"broken\.py:Mine': it is not Python: invalid syntax in line 1"):
         make_network(make_spec(custom=f"{tmp_path}/broken.py:Mine"))
 
 
