@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 
 def figure(value: float) -> str:
@@ -16,3 +17,9 @@ def figure(value: float) -> str:
 
 def episodes_text(count: int) -> str:
     return "1 episode" if count == 1 else f"{count:,} episodes"
+
+
+def env_figures(metrics: Mapping[str, float], at_most: int = 4) -> list[str]:
+    """`success 0.85` for the numbers that the environment's infos told."""
+    told = [name for name in metrics if name.startswith("env/") and name.endswith("_mean")]
+    return [f"{name[4:-5]} {figure(metrics[name])}" for name in told[:at_most]]

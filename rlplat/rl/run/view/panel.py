@@ -23,12 +23,11 @@ from rich.live import Live
 from rich.text import Text
 
 from rlplat.durations import duration_text
-from rlplat.figures import episodes_text, figure
+from rlplat.figures import env_figures, episodes_text, figure
 from rlplat.given.folding import folded
 from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
 from rlplat.rl.run.bottleneck import MIN_S, add_seconds, shares
-from rlplat.rl.run.view.progress import env_figures
 
 DRAW_PERIOD_S = 0.25
 RATE_WINDOW_S = 10.0
@@ -103,7 +102,7 @@ def lines(shown: Shown, width: int) -> list[Text]:
         ("evaluation", _evaluation(shown)),
         ("time", _time(shown)),
     ]
-    if told := env_figures(shown.result):
+    if told := env_figures(shown.result.metrics):
         rows.insert(3, ("environment", ", ".join(told)))
     return [_line(name, text, width) for name, text in rows]
 

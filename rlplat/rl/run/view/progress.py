@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TextIO
 
-from rlplat.figures import episodes_text, figure
+from rlplat.figures import env_figures, episodes_text, figure
 from rlplat.given.folding import for_stream
 from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
@@ -72,7 +72,7 @@ def describe(result: Result, evaluated: float | None = None) -> str:
     evaluated: the mean return of the last evaluation.
     """
     evaluation = f", evaluation {figure(evaluated)}" if evaluated is not None else ""
-    evaluation += "".join(f", {told}" for told in env_figures(result))
+    evaluation += "".join(f", {told}" for told in env_figures(result.metrics))
     if result.episode_return_mean is None:
         running = result.metrics.get("rollout/longest_running_episode")
         longest = f", longest running {running:,.0f} steps" if running is not None else ""
@@ -81,12 +81,6 @@ def describe(result: Result, evaluated: float | None = None) -> str:
     return (
         f"return {figure(result.episode_return_mean)} ({length}{episodes_text(result.episodes)}){evaluation}"
     )
-
-
-def env_figures(result: Result, at_most: int = 4) -> list[str]:
-    """`success 0.85` for the numbers that the environment's infos told."""
-    told = [name for name in result.metrics if name.startswith("env/") and name.endswith("_mean")]
-    return [f"{name[4:-5]} {figure(result.metrics[name])}" for name in told[:at_most]]
 
 
 class _Shown(logging.Handler):
