@@ -7,6 +7,8 @@ values into what follows, ours (remark 2 of the paper changes the targets only) 
 from __future__ import annotations
 
 import importlib.util
+import sys
+import types
 import warnings
 from typing import Any
 
@@ -39,7 +41,12 @@ def rlax() -> Any:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of JAX, at tensorflow_probability
         patch.setenv("JAX_PLATFORMS", "cpu")
-        import rlax
+        # Its tensorflow_probability looks for it where TensorFlow's half is touched, which nothing here needs.
+        patch.setitem(sys.modules, "tf_keras", types.ModuleType("tf_keras"))
+        try:
+            import rlax
+        except ImportError as error:
+            pytest.skip(f"rlax cannot be imported after what ran before in this process: {error}")
     return rlax
 
 
