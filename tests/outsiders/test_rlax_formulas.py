@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import types
 import warnings
 from typing import Any
 
@@ -41,8 +40,8 @@ def rlax() -> Any:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of JAX, at tensorflow_probability
         patch.setenv("JAX_PLATFORMS", "cpu")
-        # Its tensorflow_probability looks for it where TensorFlow's half is touched, which nothing here needs.
-        patch.setitem(sys.modules, "tf_keras", types.ModuleType("tf_keras"))
+        # Where TensorFlow is loaded, tensorflow_probability loads its half for it, which wants tf_keras.
+        patch.delitem(sys.modules, "tensorflow", raising=False)
         try:
             import rlax
         except ImportError as error:
