@@ -59,7 +59,9 @@ def is_native_saved(entry_point: Any) -> bool:
 def native_state(raw: Any) -> dict[str, Any]:
     """Of a vector environment in NATIVE_FIELDS."""
     fields = {name: np.array(getattr(raw.unwrapped, name)) for name in NATIVE_FIELDS[_entry_point(raw)]}
-    return {"fields": fields, "generator": generator_state(raw)}
+    generator = generator_state(raw)
+    del generator["spaces"]  # which these never draw from, and nobody seeds
+    return {"fields": fields, "generator": generator}
 
 
 def set_native_state(raw: Any, state: dict[str, Any]) -> None:
