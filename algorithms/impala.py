@@ -24,7 +24,7 @@ of the workers. Same seed, same curve, bit for bit; what differs is who waits (d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -183,11 +183,13 @@ class BootstrapObs:
     """The observations of a batch that follow its rows: after the last one, and of episodes that were cut off. With the
     T rows they go through the network that learns, as the T + 1 of the paper."""
 
-    def __init__(self, learner: ImpalaLearner, batch: SampleBatch, obs: Obs) -> None:
+    def __init__(
+        self, learner: ImpalaLearner, batch: SampleBatch, obs: Obs, normalize: Callable[[Obs], Obs]
+    ) -> None:
         """obs: [T*B, ...], normalised."""
         from rlplat.rl.torch.tensor_rows import tensor_on
 
-        normalize, self._network = learner._obs_statistics.normalize, learner.trainee.network
+        self._network = learner.trainee.network
         assert batch.last_obs is not None, "rollouts of a worker that records samples_and_ends"
         self._last = learner.inputs(normalize(batch.last_obs))
         self._has_core = batch.core_state.size > 0
@@ -302,7 +304,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
         inputs, actions, _ = rows.take(np.arange(rewards.size))
         state = tensor(batch.core_state) if batch.core_state.size else None
         starts = tensor(episode_starts(batch))
-        ends = BootstrapObs(self, batch, obs)
+        ends = BootstrapObs(self, batch, obs, self._obs_statistics.normalize)
         learning_rate = self.value(config.learning_rate)
         loss_arguments: dict[str, Any] = {
             "rho_bar": config.rho_bar,
