@@ -27,6 +27,8 @@ MAX_POINTS = 2_000
 MAX_LOG_BYTES = 64 * 1024
 NOT_COMPARED = ("seed", "out", "expect", "stop", "evaluation")
 """Settings in which runs of one group may differ, besides the seed: when they end and how they are looked at."""
+_READ = ("config.yaml", "metrics.jsonl", "log.txt", "experiment.yaml", "results.csv")
+"""Files of a run or an experiment that a page reads."""
 _MAX_ROWS_KEPT = 20_000
 _MAX_CURVES_KEPT = 500
 """Of 32 KB each."""
@@ -51,6 +53,8 @@ class Pages:
         found, seen = [], set()
         for kind, path in find(self.root):
             seen.add(path)
+            if self._stranger_in(path):
+                continue
             try:
                 found.append(self._described_once(kind, path))
             except OSError:  # removed or renamed while we looked
@@ -187,11 +191,24 @@ class Pages:
         try:
             path = (self.root / name).resolve()
             if path.is_relative_to(self.root) and (path / marker).is_file():
+                if stranger := self._stranger_in(path):
+                    raise NoSuchRun(f"{name!r:.300} is not shown: {stranger} in it is no file of {self.root}")
                 return path
         except (OSError, ValueError):  # too long for a name, or with a zero byte in it
             pass
         what = "run" if marker == "config.yaml" else "experiment"
         raise NoSuchRun(f"there is no {what} {name!r:.300} in {self.root}")
+
+    def _stranger_in(self, path: Path) -> str:
+        """The name of what is not to be read there, or "": a link that leads out of the root (whoever may write into a
+        shared folder could show any file of this user), a pipe."""
+        for name in _READ:
+            file = path / name
+            if file.is_symlink() and not file.resolve().is_relative_to(self.root):
+                return name
+            if file.exists() and not file.is_file():
+                return name
+        return ""
 
     def _all_rows(self, path: Path) -> list[dict[str, Any]]:
         """All records of a run; those of the runs looked at last stay in memory."""
@@ -244,6 +261,8 @@ def videos_of(path: Path) -> list[dict[str, Any]]:
     """[{file, env_steps}] of the videos of evaluations, in the order of their steps; of others env_steps is None."""
     found = []
     for video in (path / "videos").glob("*.mp4"):
+        if video.is_symlink() or not video.is_file() or (path / "videos").is_symlink():
+            continue  # see `Pages._stranger_in`
         match = re.fullmatch(r"eval_(\d+)\.mp4", video.name)
         found.append({"file": video.name, "env_steps": int(match.group(1)) if match else None})
     return sorted(found, key=lambda row: (row["env_steps"] is None, row["env_steps"] or 0, row["file"]))

@@ -124,6 +124,33 @@ def test_files_of_others_are_not_served(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "log.txt"])
+def test_links_and_pipes_in_a_run_are_not_followed(
+    client: TestClient, root: Path, name: str, kind: str
+) -> None:
+    """Whoever may write into a shared folder of runs could show any file of this user."""
+    secret, planted = root.parent / "secret" / "passwords", root / "dqn" / name
+    secret.write_text("root:x:0:0\n")
+    planted.unlink(missing_ok=True)
+    if kind == "link":
+        planted.symlink_to(secret)
+    else:
+        os.mkfifo(planted)
+    assert "dqn" not in {row["run"] for row in client.get("/api/runs").json()["runs"]}
+    for page in ("run", "metrics", "log", "compare"):
+        answer = client.get(f"/api/{page}?run=dqn")
+        assert answer.status_code == 404 and "root:x" not in answer.text, page
+
+
+def test_linked_videos_are_not_shown(client: TestClient, root: Path) -> None:
+    videos = root / "dqn" / "videos"
+    videos.mkdir()
+    (videos / "eval_1.mp4").symlink_to("/etc/passwd")
+    assert client.get("/api/run?run=dqn").json()["videos"] == []
+    assert client.get("/video?run=dqn&file=eval_1.mp4").status_code == 404
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [({"Host": "evil.example"}, 421), ({"Host": "evil.example:8265"}, 421), ({"Origin": "http://evil.example"}, 403),
