@@ -95,6 +95,7 @@ class Algorithm(Generic[Config]):
 
     def __init__(self, config: Config) -> None:
         """Starts the runtime, where there is none, and the actors: ConfigError and others where that cannot be."""
+        seeds = ProcessSeeds()  # ahead of the pre-flight, which may make an environment in this process
         self.config = settings_of(config, self.config_class, type(self).__name__)
         self.tally = RunTally()
         self.saved: dict[str, Saved] = {}
@@ -110,7 +111,7 @@ class Algorithm(Generic[Config]):
             user_code = folder_of(names_in(config.model_dump()))
             rlplat.init(backend=backend, preload=self.preload(), user_code=user_code)
             self.ends.callback(rlplat.shutdown)
-        self.ends.callback(ProcessSeeds().give_back)
+        self.ends.callback(seeds.give_back)
         self.ends.callback(self._evaluation.close)
         try:
             self.setup()

@@ -60,7 +60,7 @@ def test_frames_are_stacked_beyond_atari() -> None:
 def test_wrapped_environments_step_one_after_the_other() -> None:
     with make_vector_env("CartPole-v1", 2, env_kwargs={"wrappers": [HERE + "Add"]}) as env:
         assert env.facts()["vectorization"] == "sync"
-    with pytest.raises(UsageError, match="wrappers take one environment each: set vectorization"):
+    with pytest.raises(UsageError, match="wrappers is for one environment each: set vectorization"):
         make_vector_env("CartPole-v1", 2, env_kwargs={"wrappers": [HERE + "Add"]}, vectorization="native")
 
 
