@@ -272,7 +272,9 @@ def test_a_process_of_its_own_says_nothing_repeats_itself_and_has_no_torch() -> 
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "False True\n")
+    # (Of an older CPU TensorFlow says at times what it lacks.)
+    said = [line for line in done.stderr.splitlines() if "oneDNN supports DT_UINT8 only on" not in line]
+    assert (done.returncode, said, done.stdout) == (0, [], "False True\n")
 
 
 @pytest.mark.process

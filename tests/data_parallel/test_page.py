@@ -38,13 +38,13 @@ with TorchTrainer(training_operator_cls=Smooth, config=config) as trainer:
     print(trainer.train()["num_samples"])
 """
     (start,) = [line for line in tuning.splitlines() if line.startswith("rlplat.init(")]
-    smaller = tuning.replace('"num_samples": 30', '"num_samples": 3').replace('"step": 10', '"step": 2')
-    assert smaller.count('"num_samples": 3,') == smaller.count('"step": 2}') == 1
+    smaller = tuning.replace("num_samples=30", "num_samples=3").replace('"step": 10', '"step": 2')
+    assert smaller.count("num_samples=3,") == smaller.count('"step": 2}') == 1
     smaller = smaller.replace(start, "")
     said = run(
         f"import rlplat\n{start}\n{function}\n{creators}\n{serving}\n{operator}\n{smaller}", tmp_path
     ).splitlines()
-    assert said[0] == "5 reports, 4 tensors in runs/sum/checkpoints/step_5"
+    assert said[0] == f"5 reports, 4 tensors in {tmp_path}/runs/sum/checkpoints/step_5"
     assert said[1] == "['batch_count', 'epoch', 'last_train_loss', 'num_samples', 'train_loss']"
     assert said[2:5] == ["64", "True", "64"]
     assert said[-1].startswith("{'lr': ")
