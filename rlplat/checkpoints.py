@@ -34,6 +34,7 @@ import msgspec
 import rlplat
 from rlplat.checkpoint_state import BadState, pack, unpack
 from rlplat.errors import CheckpointError
+from rlplat.paths import expanded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +104,7 @@ def save(
     Raises OSError when the disk refuses (what was saved before stays, partial files go), CheckpointError when
     the state holds something else.
     """
-    directory = Path(directory)
+    directory = expanded(directory)
     target = _write(directory, f"step_{info.env_steps}", state, info)
     _write_latest(directory, target.name)
     _prune(directory, keep)
@@ -117,7 +118,7 @@ def save_best(
 
     weights: all that acting needs, normaliser statistics included; nothing to train on with.
     """
-    return _write(Path(directory), BEST, {WEIGHTS: weights}, info)
+    return _write(expanded(directory), BEST, {WEIGHTS: weights}, info)
 
 
 def load_best(run_directory: str | os.PathLike[str]) -> Checkpoint | None:
@@ -161,7 +162,7 @@ def _write(directory: Path, name: str, state: dict[str, Any], info: CheckpointIn
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
     """Read one checkpoint directory; a damaged one is refused with the reason and the next older valid one."""
-    path = Path(path)
+    path = expanded(path)
     try:
         return _read(path)
     except _Damaged as damage:

@@ -13,10 +13,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rlplat.errors import ConfigError
+from rlplat.paths import expanded
 
 KeyPath = tuple[str, ...]
 """A key's place in the tree: ("stop", "env_steps") for `stop.env_steps`."""
@@ -60,7 +60,7 @@ class Layer:
 
 def load_yaml(path: str | os.PathLike[str]) -> Layer:
     """Read a config file; every complaint names the file and the line."""
-    path = Path(path).expanduser()
+    path = expanded(path)
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_FILE_BYTES:

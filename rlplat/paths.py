@@ -1,10 +1,13 @@
-"""Paths as users write them: `~` is their home folder, and a path means what it meant when it was given, wherever the
-program (or an environment in it) goes later."""
+"""Paths as users write them: `~` is their home folder, `file:///runs/a` is a path, and a path means what it meant when
+it was given, wherever the program (or an environment in it) goes later. Addresses of other places are refused here:
+as a path s3://bucket would be a folder named `s3:`."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from urllib.parse import unquote
 
 from rlplat.errors import ConfigError
 
@@ -14,7 +17,7 @@ _given_in = ""
 
 def expanded(text: str | os.PathLike[str]) -> Path:
     """The path as it was written, with `~` and `~user` expanded: for what is read or written at once."""
-    return Path(os.path.expanduser(os.fspath(text)))
+    return Path(_here(text))
 
 
 def user_path(text: str | os.PathLike[str]) -> Path:
@@ -23,7 +26,7 @@ def user_path(text: str | os.PathLike[str]) -> Path:
     ConfigError where the path is relative and the current directory is not there any more.
     """
     global _given_in
-    path = os.path.expanduser(os.fspath(text))
+    path = _here(text)
     if os.path.isabs(path):
         return Path(os.path.normpath(path))
     here = current_folder()
@@ -33,6 +36,25 @@ def user_path(text: str | os.PathLike[str]) -> Path:
         )
     _given_in = here
     return Path(os.path.normpath(os.path.join(here, path)))
+
+
+def _here(text: str | os.PathLike[str]) -> str:
+    """The path on this machine. ConfigError: the text is the address of another place."""
+    path = os.fspath(text)
+    address = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):(//.*|/.*)", path, re.DOTALL)
+    if address is None or (address[1].lower() != "file" and not address[2].startswith("//")):
+        return os.path.expanduser(path)
+    if address[1].lower() != "file":
+        raise ConfigError(
+            f"{path} is not a path of this machine, and files are read and written there: mount it (s3fs, gcsfuse, "
+            "`mounts` of a cluster file) and give the folder, or give a folder and copy it afterwards"
+        )
+    rest = re.sub(r"^//(localhost)?(?=/)", "", address[2])
+    if rest.startswith("//"):
+        raise ConfigError(
+            f"{path} names the machine {rest[2:].partition('/')[0]!r}: of this one it is file:///..."
+        )
+    return unquote(rest)
 
 
 def shown(path: str | os.PathLike[str]) -> Path:

@@ -22,7 +22,7 @@ from typing import Any
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
 from rlplat.given.spelling import CALLED_AS, called_as, spelled
-from rlplat.paths import shown
+from rlplat.paths import expanded, shown
 
 MOST_SEEDS = 1000
 FEW = 5
@@ -57,7 +57,7 @@ def train_seeds(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.env == "external":
         raise ConfigError("--seeds goes with environments of this machine, not with --env external")
     given = options.out or options.resume
-    base = Path(given) if given else _default_base(options)
+    base = expanded(given) if given else _default_base(options)
     rest = _without(list(arguments), _OURS)
     codes: dict[int, int] = {}
     for number, seed in enumerate(seeds, start=1):

@@ -198,7 +198,7 @@ def _repeated(
     base_name = base.values.pop("name", stem)
     changes = overrides_layer(own, layer.origins, ("runs", run_name))
     merged = overlay([base, changes, *settings])
-    root = Path(str(merged.values.pop("out", None) or out or f"runs/{base_name}"))
+    root = expanded(str(merged.values.pop("out", None) or out or f"runs/{base_name}"))
     for number in range(repeats):
         name = run_name if repeats == 1 else f"{run_name}-{number + 1}"
         seed = merged.values.get("seed", 0)
