@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from rlplat.rl.user_code import folder_of, names_in
 from rlplat.tune.core.experiment import Experiment
 from rlplat.tune.core.snapshot import View
 from rlplat.tune.results.analysis import Analysis
-from rlplat.tune.results.directory import ExperimentDirectory, refuse_existing, take_back
+from rlplat.tune.results.directory import ExperimentDirectory, can_resume, refuse_existing, take_back
 from rlplat.tune.schedulers.registry import make_scheduler
 from rlplat.tune.search.samplers import distributions
 from rlplat.tune.search.search import Searcher, make_searcher
 from rlplat.tune.settings.saved_experiment import refuse_changes, settings_of
 from rlplat.tune.settings.spec import ExperimentSpec, check_demand, check_silence
+from rlplat.tune.slots import room
 from rlplat.tune.space.space import Space
 from rlplat.tune.storage.address import shown
 from rlplat.tune.storage.study import Study
@@ -51,14 +53,15 @@ def run(
     name: str = "",
     out: str | os.PathLike[str] | None = None,
     storage: str = "",
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
     progress: bool = True,
 ) -> Analysis:
     """Run trials of `trainable` with configs from `space`; returns when all have ended. Settings: `ExperimentSpec`.
 
     trainable: `f(config)`, `f(config, report)`, a generator function, a class with `step` (and `save`, `load`), an
     algorithm's name, or "./file.py:name". space: a config with domains in it, `{"lr": tune.loguniform(1e-5, 1e-1)}`.
-    resume: resume the experiment in `out`. progress: show a table (on a terminal) or lines.
+    resume: resume the experiment in `out`; "auto": begin it if there is none yet. progress: show a table (on a
+    terminal) or lines.
     Ctrl-C once saves what runs at its next report and raises `KeyboardInterrupt`; the experiment can be resumed.
     """
     settings = {key: value for key, value in locals().items() if key in ExperimentSpec.model_fields}
@@ -66,8 +69,14 @@ def run(
     return run_experiment(spec, resume=resume, progress=progress)
 
 
-def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool = True) -> Analysis:
+def run_experiment(
+    spec: ExperimentSpec, *, resume: bool | Literal["auto"] = False, progress: bool = True
+) -> Analysis:
     """`run` on settings that are put together already."""
+    if resume == "auto":
+        if spec.out == Path():
+            raise ConfigError("resume='auto' needs out=...: else each start has a directory of its own")
+        resume = can_resume(spec.out, spec.storage)
     spec = spec.checked()
     if not resume:
         refuse_existing(spec.out)
@@ -80,7 +89,8 @@ def run_experiment(spec: ExperimentSpec, *, resume: bool = False, progress: bool
             rlplat.init(preload=("torch",) if kind.is_algorithm else (), user_code=folder_of(names))
     try:
         check_silence(spec, rlplat.get_runtime_context().is_one_process)
-        check_demand(kind.demand(spec.resources, spec.sample_config()), rlplat.cluster_resources(), spec)
+        is_inside = rlplat.get_current_placement_group() is not None
+        check_demand(kind.demand(spec.resources, spec.sample_config()), room(), spec, is_inside=is_inside)
         return _run_on_cluster(spec, kind, resume, view)
     except UsageError:
         if not resume:

@@ -1,6 +1,9 @@
 """Slots: room for one trial each. A placement group holds the trial's whole demand, and in it lives a trial host.
 
-slots = Slots(make_host, rlplat.cluster_resources())
+An experiment that runs in a placement group (in a trial of another experiment, say) takes nothing beside it: its slots
+share what that group holds. So an outer trial that waits for an inner experiment lends it what it has.
+
+slots = Slots(make_host, room())
 slot = slots.free({"CPU": 1.0}) or slots.open({"CPU": 1.0})       # None: no room now
 slot.assign(7); slot.call("begin", order)
 ref = slot.waits_for                                             # for `wait`; then slots.opened(slot) or slot.take()
@@ -25,6 +28,20 @@ Demand = dict[str, float]
 
 READY, END = "ready", "end"
 _EPS = 1e-9
+
+
+def room() -> dict[str, float]:
+    """What all slots can have together: the cluster's, or that of the group in which this experiment runs. The GPUs of
+    such a group belong to the process of the outer trial."""
+    group = rlplat.get_current_placement_group()
+    if group is None:
+        return rlplat.cluster_resources()
+    held: dict[str, float] = {}
+    for bundle in group.bundle_specs:
+        for name, amount in bundle.items():
+            held[name] = held.get(name, 0.0) + amount
+    held.pop("GPU", None)
+    return held
 
 
 @dataclass(frozen=True)
@@ -78,9 +95,12 @@ class Slot:
 
 
 class Slots:
-    def __init__(self, make_host: Callable[[PlacementGroup], ActorHandle], room: Mapping[str, float]) -> None:
-        """room: what the cluster has in all. Others may use it too; then a slot opens when they let go."""
+    def __init__(
+        self, make_host: Callable[[PlacementGroup, Demand], ActorHandle], room: Mapping[str, float]
+    ) -> None:
+        """room: what there is in all. Others may use it too; then a slot opens when they let go."""
         self._make_host = make_host
+        self._outer = rlplat.get_current_placement_group()
         self.room = room
         self.all: list[Slot] = []
         self.by_trial: dict[int, Slot] = {}
@@ -98,7 +118,12 @@ class Slots:
             if self.fits(demand):
                 break
             self.close(slot)
-        if self.fits(demand):
+        if not self.fits(demand):
+            return
+        if self._outer is not None:
+            self.all.append(Slot(demand, self._outer, None))
+            self._start(self.all[-1])
+        else:
             group = rlplat.placement_group([demand], strategy="STRICT_PACK")
             self.all.append(Slot(demand, group, group.ready()))
 
@@ -149,14 +174,15 @@ class Slots:
 
     def _start(self, slot: Slot) -> None:
         """Its first call is answered when it runs: how long a process takes to start is no silence of a trial."""
-        slot.host = self._make_host(slot.group)
+        slot.host = self._make_host(slot.group, slot.demand)
         slot.call(READY)
 
     def close(self, slot: Slot) -> None:
         self.all.remove(slot)
         if slot.host is not None:
             rlplat.kill(slot.host)
-        rlplat.remove_placement_group(slot.group)
+        if self._outer is None:
+            rlplat.remove_placement_group(slot.group)
 
     def silent(self, limit_s: float, end_s: float) -> list[Slot]:
         """Whose hosts have not answered for so long; end_s: the limit of what ends a trial. To be asked every quarter

@@ -24,7 +24,7 @@ from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.results.analysis import Analysis
 from rlplat.tune.results.directory import ExperimentDirectory
 from rlplat.tune.settings.spec import ExperimentSpec
-from rlplat.tune.slots import END, READY, Call, Demand, Slot, Slots
+from rlplat.tune.slots import END, READY, Call, Demand, Slot, Slots, room
 from rlplat.tune.storage.study import Study
 from rlplat.tune.trials.checkpoints import copy_checkpoint, why_not_copied
 from rlplat.tune.trials.host import Order, SavedTurn, TrialHost, Turn
@@ -35,6 +35,8 @@ from rlplat.tune.trials.trainables import TrainableKind
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef, PlacementGroup
 
+INTERRUPTED_S = 20.0
+"""After the first signal: who has not reported by then is ended where it is. SLURM and Kubernetes kill after 30 s."""
 _MISTAKES = (AttributeError, ImportError, NameError, SyntaxError, TypeError)
 """Raised before a trial's first report, they are mistakes in its code: running it again only costs time."""
 
@@ -51,7 +53,7 @@ class Tuner:
     ) -> None:
         self.spec, self.kind, self.experiment = spec, kind, experiment
         self.study, self.directory, self.view = study, directory, view
-        self._slots = Slots(self._make_host, rlplat.cluster_resources())
+        self._slots = Slots(self._make_host, room())
         self._to_begin: deque[Trial] = deque()
         """Trials for which no slot of their size is free yet."""
         self._best: tuple[int, tuple[float, ...], TrialState] | None = None
@@ -60,6 +62,7 @@ class Tuner:
         self._ends_apart = kind.closes or spec.max_silence_s is not None
         """Whether a trial is ended by a call of its own, so that the next one does not answer for its end."""
         self._started = time.monotonic()
+        self._interrupted_s: float | None = None
 
     def run(self, *, resume: bool) -> Analysis:
         is_in_order = False
@@ -70,10 +73,13 @@ class Tuner:
                 while not self._is_over():
                     if interruption.signal_number:
                         self._perform(self.experiment.handle(events.Interrupted("interrupted")))
+                        if not self._may_finish():
+                            break
                     self._check_time()
                     self._fill()
                     self._turn()
-                is_in_order = True
+                else:
+                    is_in_order = True
                 if interruption.signal_number and self._abort is None:
                     raise Signalled(interruption.signal_number)
         finally:
@@ -86,6 +92,16 @@ class Tuner:
 
     def _is_over(self) -> bool:
         return self._abort is not None or (self.experiment.is_done and not self._to_begin)
+
+    def _may_finish(self) -> bool:
+        """Whether trials that run when a signal came have time left for their next report."""
+        self._interrupted_s = self._interrupted_s or time.monotonic()
+        if time.monotonic() < self._interrupted_s + INTERRUPTED_S:
+            return True
+        late = ", ".join(map(str, sorted(self._slots.by_trial)))
+        text = f"no report within {INTERRUPTED_S:g} s of the signal from trial {late}: ended where it is; --resume "
+        self._perform([events.Say(f"{text}repeats it from its last checkpoint")])
+        return False
 
     def _restore(self) -> None:
         trials = self.study.load()
@@ -284,11 +300,9 @@ class Tuner:
                 best[0], self.kind.document(best[0].config, best[0].seed, self.directory.path)
             )
 
-    def _make_host(self, group: PlacementGroup) -> ActorHandle:
-        strategy = rlplat.PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
-        )
-        num_gpus = self.kind.host_gpus(group.bundle_specs[0])
+    def _make_host(self, group: PlacementGroup, demand: Demand) -> ActorHandle:
+        strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+        num_gpus = self.kind.host_gpus(demand)
         host = rlplat.remote(TrialHost).options(num_cpus=0, num_gpus=num_gpus, scheduling_strategy=strategy)
         trials, metric = str(self.directory.trials), self.spec.metric[0]
         return host.remote(self.spec.trainable, trials, metric, self.spec.seeds_per_trial)

@@ -146,13 +146,15 @@ def test_flags_change_the_experiment_and_json_is_one_object(capsys: Any) -> None
 
 def test_a_finished_experiment_takes_more_samples_on_resume(capsys: Any) -> None:
     flags = ("seed.yaml", "--set", "beta=1", "alpha={uniform: [0, 1]}")
-    assert tune(*flags, "--num-samples", "2") == 0
+    assert tune(*flags, "--num-samples", "2", "--resume", "auto") == 0  # begins it
     before = [line for line in results("runs/seed") if "metrics" in line]
     assert tune(*flags, "--num-samples", "5", "--resume") == 0
     assert "seed: 5 trials (5 complete)" in capsys.readouterr().out
     after = [line for line in results("runs/seed") if "metrics" in line]
     assert after[: len(before)] == before and {line["trial"] for line in after} == {0, 1, 2, 3, 4}
-    assert tune("runs/seed", "--resume") == 0  # its directory says all that there is to say
+    assert tune(*flags, "--num-samples", "5", "--resume=auto") == 0  # and here there is nothing left to do
+    assert "seed: 5 trials (5 complete)" in capsys.readouterr().out
+    assert tune("--resume", "runs/seed") == 0  # its directory says all that there is to say
     assert "seed: 5 trials (5 complete)" in capsys.readouterr().out
 
 
@@ -344,6 +346,8 @@ BAD = [
     (["seed.yaml", "--out", "new", "--resume"], "--resume: there is no experiment in new; omit --resume"),
     (["seed.yaml", "--out", "kept", "--resume", "--set", "alpha=0.2", "beta=7"],
      "this is not the experiment in kept: 'config.beta' was {'grid': [1, 2]}, and is 7 now (from --set beta)"),
+    (["--algo", "ppo", "--env", "CartPole-v1", "--resume", "auto"], "--resume auto needs --out DIR"),
+    (["seed.yaml", "--resume", "other.yaml"], "--resume takes nothing or `auto`, not 'other.yaml'"),
     (["runs/nowhere", "--resume"], "--resume: there is no experiment in runs/nowhere"),
     (["seed.yaml", "--algo", "ppo"], "omit --algo and --env"),
     (["seed.yaml", "--only", "a"], "--only a: seed.yaml has no `runs`, it is one experiment"),
@@ -409,8 +413,10 @@ def test_bad_input_is_one_message_and_exit_code_2_and_everything_is_as_before(
     ],
 )
 def test_the_command_to_resume_keeps_no_password(given: list[str]) -> None:
-    from rlplat.cli.tuning.tune import _resuming
+    from rlplat.cli.tuning.tune import _resuming, build_parser
 
     spec: Any = SimpleNamespace(origins={"runs": ""}, out="runs/x")
-    said = _resuming(["e.yaml", *given], spec)
-    assert "S3CRET" not in said and "postgresql://me@db/x" in said and said.endswith("--resume")
+    for resume in ((), ("--resume", "auto")):
+        words = ["e.yaml", *given, *resume]
+        said = _resuming(words, spec, build_parser().parse_args(words))
+        assert "S3CRET" not in said and "postgresql://me@db/x" in said and "--resume" in said

@@ -30,7 +30,7 @@ file (`runs:`) run one after another.
 examples:
   rlplat tune configs/tune/ppo-cartpole.yaml
   rlplat tune configs/tune/ppo-cartpole.yaml --num-samples 40 --set scheduler=asha --out runs/forty
-  rlplat tune configs/tune/ppo-cartpole.yaml --out runs/forty --resume
+  rlplat tune configs/tune/ppo-cartpole.yaml --out runs/forty --resume        (or --resume auto: begins, or resumes)
   rlplat tune --algo ppo --env CartPole-v1 --set "learning_rate={loguniform: [1e-4, 1e-2]}" --num-samples 8
   rlplat tune show runs/forty                      best config, importance of the parameters, pictures
 
@@ -71,7 +71,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--storage", metavar="URL", help="postgresql://user@host/database (default: a file in the directory)"
     )
-    parser.add_argument("--resume", action="store_true", help="resume the experiment in its directory")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="yes",
+        default="",
+        metavar="auto",
+        help="resume the experiment in its directory; `auto`: begin it if there is none yet (requeued jobs)",
+    )
     parser.add_argument(
         "--set",
         nargs="+",
@@ -102,12 +109,21 @@ def run(arguments: list[str]) -> int:
 
         return tune_show.run(arguments[1:])
     options = build_parser().parse_args(arguments)
+    if options.resume not in ("", "yes", "auto"):  # the word after it is the experiment
+        if options.experiment is not None:
+            raise ConfigError(f"--resume takes nothing or `auto`, not {options.resume!r}")
+        options.experiment, options.resume = options.resume, "yes"
     choose_engine(options)
     from rlplat.tune.results.directory import can_resume, refuse_existing
 
     specs = [spec.checked() for spec in planned(options)]
-    resumed = {spec.name: options.resume and can_resume(spec.out) for spec in specs}
-    if options.resume and not any(resumed.values()):
+    is_auto = options.resume == "auto"
+    if is_auto and not (options.experiment or options.out):
+        raise ConfigError("--resume auto needs --out DIR: else each start has a directory of its own")
+    resumed = {
+        spec.name: bool(options.resume) and can_resume(spec.out, spec.storage * is_auto) for spec in specs
+    }
+    if options.resume == "yes" and not any(resumed.values()):
         raise ConfigError(
             f"--resume: there is no experiment in {specs[0].out}; omit --resume to begin it, or say where it is: "
             "--out DIR"
@@ -196,7 +212,10 @@ def _run_one(
     try:
         analysis = run_experiment(spec, resume=resume, progress=not options.json)
     except KeyboardInterrupt:
-        print(f"the experiment is in {spec.out}; to resume: {_resuming(arguments, spec)}", file=sys.stderr)
+        print(
+            f"the experiment is in {spec.out}; to resume: {_resuming(arguments, spec, options)}",
+            file=sys.stderr,
+        )
         raise
     if options.json:
         print_json(summary(spec, analysis))
@@ -264,10 +283,12 @@ def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
     return lines
 
 
-def _resuming(arguments: Sequence[str], spec: ExperimentSpec) -> str:
+def _resuming(arguments: Sequence[str], spec: ExperimentSpec, options: argparse.Namespace) -> str:
     """The command that goes on with what this one began; without the password of a storage, which a log would keep."""
     from rlplat.tune.storage.address import shown
 
+    if options.resume == "auto":
+        return spelled(shlex.join(["rlplat", "tune", *map(shown, arguments)]))
     words = [shown(word) for word in arguments if word not in ("--resume", "--json")]
     out = [] if "runs" in spec.origins or _has_option(words, "--out") else ["--out", str(spec.out)]
     return spelled(shlex.join(["rlplat", "tune", *words, *out, "--resume"]))

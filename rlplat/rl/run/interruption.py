@@ -25,6 +25,16 @@ GRACE_S = 1.5
 """Seconds that the way out may take after the second signal."""
 
 
+_open: list[Interruption] = []
+"""Innermost last."""
+
+
+def raise_pending() -> None:
+    """For waits within `deferred()`: raise `Interrupted` where a signal has come."""
+    if _open and _open[-1].signal_number:
+        raise Interrupted(_open[-1].signal_number)
+
+
 class Interrupted(KeyboardInterrupt):
     """The user (SIGINT, SIGHUP) or the system (SIGTERM) ended the run; `exit_code` is 130, 129 or 143."""
 
@@ -48,9 +58,12 @@ class Interruption:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                     self._previous[number] = signal.signal(number, self._handle)
+            _open.append(self)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self in _open:
+            _open.remove(self)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if self._timer is not None:

@@ -247,9 +247,12 @@ def refuse_existing(path: Path) -> None:
     raise ConfigError(f"{path} already exists; choose another place: --out DIRECTORY (in Python out=...)")
 
 
-def can_resume(path: Path) -> bool:
-    """Whether there is an experiment, even one that was killed while it began."""
-    return (path / "experiment.yaml").exists() or ((path / "log.txt").exists() and _has_just_begun(path))
+def can_resume(path: Path, storage: str = "") -> bool:
+    """Whether there is an experiment, even one that was killed while it began. In a database: there may be one,
+    unless something else is in its directory."""
+    if (path / "experiment.yaml").exists() or ((path / "log.txt").exists() and _has_just_begun(path)):
+        return True
+    return bool(storage) and (not path.exists() or (path.is_dir() and not any(path.iterdir())))
 
 
 def take_back(path: Path) -> None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, field_validator, model_validator
 
+import rlplat
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
 from rlplat.paths import expanded, user_path
@@ -250,6 +252,8 @@ class ExperimentSpec(Section):
         out = self.out
         if out == Path():
             stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+            if rlplat.is_initialized() and rlplat.get_current_placement_group() is not None:
+                stem += f"-{os.getpid()}"  # other trials of the outer experiment may begin one at once
             out, number = Path("runs") / stem, 1
             while out.exists():
                 number += 1
@@ -257,8 +261,15 @@ class ExperimentSpec(Section):
         return {"name": name, "out": out}
 
 
-def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec: ExperimentSpec) -> None:
-    """InfeasibleResources where one trial ({"CPU": 4}) asks for more than the whole cluster ({"CPU": 2.0}) has."""
+def check_demand(
+    demand: Mapping[str, float],
+    cluster: Mapping[str, float],
+    spec: ExperimentSpec,
+    *,
+    is_inside: bool = False,
+) -> None:
+    """InfeasibleResources where one trial ({"CPU": 4}) asks for more than the whole cluster ({"CPU": 2.0}) has.
+    is_inside: the experiment runs in a trial of another one, and `cluster` is what that holds."""
     for name, amount in demand.items():
         if amount <= cluster.get(name, 0):
             continue
@@ -273,9 +284,12 @@ def check_demand(demand: Mapping[str, float], cluster: Mapping[str, float], spec
             lower = "lower config.num_rollout_workers"
         else:
             lower = "lower what the config asks for"
+        holder = "the whole cluster has"
+        if is_inside:
+            holder = "the trial in which this experiment runs lends it"
+            lower += f", or give the outer experiment resources={{'{ours}': {amount:g}}}" * (name != "GPU")
         raise InfeasibleResources(
-            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and the whole cluster has {known}; "
-            f"{lower}"
+            f"one trial needs {ours} {amount:g}{spec.where(f'resources.{ours}')}, and {holder} {known}; {lower}"
         )
 
 

@@ -20,6 +20,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 
 from rlplat.errors import ConfigError, MissingExtra
+from rlplat.rl.run.interruption import raise_pending
 from rlplat.tune.core.error_text import first_line
 from rlplat.tune.storage.address import problem_of, shown
 
@@ -81,7 +82,8 @@ class Server:
         return connection
 
     def patiently(self, action: Callable[[], T]) -> T:
-        """`action`, again and again while the server is away. ConfigError: away for more than `PATIENCE_S`."""
+        """`action`, again and again while the server is away, or until a signal comes. ConfigError: away for more than
+        `PATIENCE_S`."""
         deadline, pause_s, said = time.monotonic() + PATIENCE_S, 0.1, False
         while True:
             try:
@@ -99,6 +101,7 @@ class Server:
             if not said:
                 self._say(f"waiting for the storage, {PATIENCE_S:g} s at most: {problem}")
                 said = True
+            raise_pending()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
 
