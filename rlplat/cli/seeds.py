@@ -28,7 +28,6 @@ MOST_SEEDS = 1000
 FEW = 5
 """Seeds below which an interval says little."""
 _OURS = ("--seeds", "--out", "--resume")
-_OF_THE_BEGINNING = ("--algo", "--init-from")
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -52,6 +51,8 @@ def train_seeds(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     seeds = parse_seeds(options.seeds)
     if options.seed is not None:
         raise ConfigError("--seeds and --seed exclude each other: omit --seed")
+    if options.resume == "auto":  # so it does anyway
+        options.resume = None
     if options.out and options.resume:
         raise ConfigError("--seeds goes on in the directory of --out; omit --resume")
     if options.env == "external":
@@ -63,7 +64,7 @@ def train_seeds(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     for number, seed in enumerate(seeds, start=1):
         directory = base / f"seed-{seed}"
         print(f"seed {seed} ({number} of {len(seeds)}): {shown(directory)}", flush=True)
-        codes[seed] = _train(rest, options.config, seed, directory)
+        codes[seed] = _train(rest, seed, directory)
         if codes[seed] == 2 and number == 1:
             return 2  # what is wrong with the first is wrong with all
         if codes[seed] in (129, 130, 143):
@@ -80,15 +81,9 @@ def _default_base(options: argparse.Namespace) -> Path:
     return Path("runs") / f"{name}-seeds-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _train(rest: list[str], config: str | None, seed: int, directory: Path) -> int:
+def _train(rest: list[str], seed: int, directory: Path) -> int:
     """One run, in a process of its own: its exit code."""
-    if any((directory / "checkpoints").glob("step_*")):
-        rest = _without(rest, _OF_THE_BEGINNING)
-        if config in rest:
-            rest.remove(config)
-        place = ["--resume", str(directory)]
-    else:
-        place = ["--seed", str(seed), "--out", str(directory)]
+    place = ["--seed", str(seed), "--out", str(directory), "--resume", "auto"]
     command = [sys.executable, "-m", "rlplat.cli", "train", *rest, *place]
     with subprocess.Popen(command, env={**os.environ, CALLED_AS: called_as()}) as child:
         while True:

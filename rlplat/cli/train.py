@@ -34,6 +34,7 @@ examples:
   rlplat train --algo ppo --env CartPole-v1 --track wandb
   rlplat train --algo ppo --env CartPole-v1 --seeds 1-5 --out runs/five    ends with mean and interval
   rlplat train --resume runs/pong-hour --stop.env-steps 10000000
+  rlplat train --algo ppo --env Pong --out runs/pong --resume auto    begins, or continues: the same command each time
   rlplat train --algo ppo --env ./harder.py:Env --init-from runs/easy:best
 
 Ctrl-C once: finishes the step, saves a checkpoint, says how to resume (exit code 130). Twice: leaves at once.
@@ -103,7 +104,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<algo>-<env>-<time>)")
     parser.add_argument(
-        "--resume", metavar="DIR", help="resume the run in this directory, from its newest checkpoint"
+        "--resume",
+        metavar="DIR",
+        help="resume the run in this directory, from its newest checkpoint; auto: that of --out begins or continues",
     )
     parser.add_argument(
         "--init-from",

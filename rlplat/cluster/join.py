@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -59,8 +59,7 @@ class Task:
         self._cluster = ClusterSettings.model_validate(job["cluster"])
         self._command, self._workdir = list(job["command"]), job["workdir"]
         self._variables = variables
-        self._restarts = int(variables.get("SLURM_RESTART_COUNT") or 0)
-        self._folder = private_folder(folder / f"{self._job_id}-{self._restarts}")
+        self._folder = private_folder(folder / f"{self._job_id}-{variables.get('SLURM_RESTART_COUNT') or 0}")
         self._node = NodeProcess(self._folder, f"rank-{self._rank}")
         self._engine = engine or engine_of(self._cluster)
         self._program: subprocess.Popen[bytes] | None = None
@@ -123,12 +122,7 @@ class Task:
         return env
 
     def _run_program(self, env: Mapping[str, str]) -> int:
-        workdir = Path(self._workdir)
-        if self._restarts and (run := unfinished_start(self._command, workdir, self._seed())):
-            kept = run.with_name(f"{run.name}-ended-{self._job_id}-{self._restarts}")
-            run.rename(kept)
-            print(f"rlplat: {run} has no checkpoint yet: it is now {kept.name}, and begins again", flush=True)
-        command = program_of(self._command, workdir, self._seed())
+        command = [argument.replace(SEED, str(self._seed())) for argument in self._command]
         path = f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"
         environment = {**os.environ, **env, "PATH": path, marks.JOB: str(self._folder)}
         print(f"rlplat: {' '.join(command)}", flush=True)
@@ -193,32 +187,18 @@ class Task:
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine on the way to that one. Nothing is sent. (Its own name may resolve to loopback.)"""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((host, 9))
-        return str(way.getsockname()[0])
-
-
-def program_of(command: Sequence[str], workdir: Path, seed: int | None) -> list[str]:
-    """The program with its seed; a `rlplat train` whose run directory has a checkpoint resumes that run."""
-    command = [argument.replace(SEED, str(seed)) for argument in command]
-    run = _run_of(command)
-    if run is not None and (workdir / run / "checkpoints" / "latest").exists():
-        return ["rlplat", "train", "--resume", run]
-    return command
-
-
-def unfinished_start(command: Sequence[str], workdir: Path, seed: int | None) -> Path | None:
-    """The run directory of a `rlplat train` that ended before its first checkpoint: it cannot be resumed, and it is in
-    the way."""
-    run = _run_of([argument.replace(SEED, str(seed)) for argument in command])
-    if run is None or not (workdir / run).exists() or (workdir / run / "checkpoints" / "latest").exists():
-        return None
-    return workdir / run
-
-
-def _run_of(command: Sequence[str]) -> str | None:
-    """Of `rlplat train ... --out RUN`: RUN."""
-    if list(command[:2]) == ["rlplat", "train"] and "--out" in command[:-1]:
-        return command[command.index("--out") + 1]
-    return None
+    """The address of this machine on the way to that one, IPv4 or IPv6. Nothing is sent. (Its own name may resolve to
+    loopback.) HostError where the name leads nowhere."""
+    problem: OSError | None = None
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        found, problem = [], error
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as way:
+                way.connect(address)
+                return str(way.getsockname()[0])
+        except OSError as error:
+            problem = error
+    raise HostError(f"no way to {host}: {problem}")

@@ -33,7 +33,7 @@ def test_each_seed_is_a_run_and_the_failed_one_is_named(
     class Child:
         def __init__(self, command: list[str], env: Any) -> None:
             started.append(command[4:])
-            place = Path(command[-1])
+            place = Path(command[command.index("--out") + 1])
             self.seed = int(place.name.removeprefix("seed-"))
             if not place.exists():
                 write_run(place, self.seed)
@@ -52,9 +52,7 @@ def test_each_seed_is_a_run_and_the_failed_one_is_named(
     flags = ["--algo", "ppo", "--env", "X", "--stop.env-steps", "10"]
     assert main(["train", *flags, "--seeds", "1-3", "--out", "many"]) == 1
     assert started == [
-        [*flags, "--seed", "1", "--out", "many/seed-1"],
-        [*flags, "--seed", "2", "--out", "many/seed-2"],
-        [*flags[2:], "--resume", "many/seed-3"],
+        [*flags, "--seed", str(seed), "--out", f"many/seed-{seed}", "--resume", "auto"] for seed in (1, 2, 3)
     ]
     out = capsys.readouterr().out
     assert "failed: seed 2; the log is in many/seed-2/log.txt" in out

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from rlplat.cli import main
-from rlplat.cluster.join import program_of, unfinished_start
+from rlplat.cli.cluster.programs import begins_anew
+from rlplat.cluster.join import address_towards
+from rlplat.cluster.node_process import HostError
 from rlplat.cluster.settings import SlurmSettings
 from rlplat.cluster.slurm import job_script
 
@@ -67,28 +69,31 @@ def test_the_script_asks_for_what_the_file_says_and_for_no_port() -> None:
     assert "account" not in script and "port" not in script
 
 
-def test_a_training_with_a_checkpoint_resumes_and_anything_else_starts_as_it_was(tmp_path: Path) -> None:
-    train = ["rlplat", "train", "--algo", "ppo", "--seed", "{seed}", "--out", "runs/{seed}"]
-    assert program_of(train, tmp_path, 5) == [*train[:5], "5", "--out", "runs/5"]
-    (tmp_path / "runs" / "5" / "checkpoints" / "latest").mkdir(parents=True)
-    assert program_of(train, tmp_path, 5) == ["rlplat", "train", "--resume", "runs/5"]
-    assert program_of(train, tmp_path, 6)[-1] == "runs/6"
-    assert program_of(["python", "x.py", "--out", "runs/5"], tmp_path, None) == [
-        "python",
-        "x.py",
-        "--out",
-        "runs/5",
-    ]
+@pytest.mark.parametrize(
+    "program, told",
+    [
+        (["rlplat", "train", "--algo", "ppo", "--out", "runs/a"], True),
+        (["uv", "run", "rlplat", "tune", "e.yaml", "--out=runs/a"], True),
+        (["rlplat", "train", "--algo", "ppo", "--out=runs/a", "--resume=auto"], False),
+        (["/venv/bin/rlplat", "train", "--resume", "runs/a"], False),
+        (["python", "train.py", "--out", "runs/a"], False),
+    ],
+)
+def test_submit_says_what_a_second_start_does(
+    program: list[str], told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begins_anew(program)
+    assert ("--resume auto" in capsys.readouterr().out) is told
 
 
-def test_a_run_that_ended_before_its_first_checkpoint_is_in_the_way_of_the_next(tmp_path: Path) -> None:
-    train = ["rlplat", "train", "--algo", "ppo", "--out", "runs/{seed}"]
-    assert unfinished_start(train, tmp_path, 5) is None
-    (tmp_path / "runs" / "5").mkdir(parents=True)
-    assert unfinished_start(train, tmp_path, 5) == tmp_path / "runs" / "5"
-    assert unfinished_start(["python", "x.py", "--out", "runs/5"], tmp_path, 5) is None
-    (tmp_path / "runs" / "5" / "checkpoints" / "latest").mkdir(parents=True)
-    assert unfinished_start(train, tmp_path, 5) is None
+@pytest.mark.parametrize("host, expected", [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("[::1]", "::1")])
+def test_the_way_to_a_node_has_an_address_of_either_kind(host: str, expected: str) -> None:
+    assert address_towards(host) == expected
+
+
+def test_a_name_that_leads_nowhere_is_named() -> None:
+    with pytest.raises(HostError, match="no way to no"):
+        address_towards("no.such.host.invalid")
 
 
 @pytest.mark.process

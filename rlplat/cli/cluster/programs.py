@@ -9,6 +9,8 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +108,23 @@ def _submit_to_slurm(cluster: ClusterSettings, program: list[str], wait: bool) -
             "--wait is not for provider: slurm: the job is in a queue; its log is in the folder that is shown"
         )
     job, folder = send(cluster, program)
+    if cluster.slurm is None or cluster.slurm.requeue:
+        begins_anew(program)
     print(f"job {job}: squeue -j {job}; its files and log: {folder}")
     return 0
+
+
+def begins_anew(program: Sequence[str]) -> None:
+    """Say what a job that is queued again does, where its program does not continue by itself."""
+    words = [Path(word).name for word in program]
+    verb = next(
+        (after for name, after in pairwise(words) if name == "rlplat" and after in ("train", "tune")), None
+    )
+    if verb and not any(word.split("=")[0] == "--resume" for word in program):
+        print(
+            f"when the job is queued again, its program starts as it is, and `rlplat {verb}` refuses the directory "
+            "that is there: with --resume auto it continues"
+        )
 
 
 def _submit_to_kubernetes(cluster: ClusterSettings, program: list[str], options: argparse.Namespace) -> int:

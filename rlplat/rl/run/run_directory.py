@@ -10,6 +10,7 @@ is not in its place any more, the directory is lost: the run ends, and what was 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import shlex
@@ -63,6 +64,24 @@ def _came_to_nothing(path: Path) -> bool:
         return False
     kept = [*path.glob("checkpoints/[!.]*"), *path.glob("videos/[!.]*")]
     return not kept and not read_records(path / "metrics.jsonl")
+
+
+AUTO = "auto"
+"""`--resume auto`: begin in `--out`, or continue what is there."""
+
+
+def has_checkpoints(path: Path) -> bool:
+    """Whether a run is in this directory that saved one, valid or not."""
+    return (path / "config.yaml").exists() and any((path / "checkpoints").glob("step_*"))
+
+
+def put_aside(path: Path) -> Path | None:
+    """Rename the directory of a run that ended with records and without a checkpoint: its new place; None where no such
+    run is there."""
+    if not (path / "config.yaml").exists() or is_running(path) or _came_to_nothing(path):
+        return None
+    names = (path.with_name(f"{path.name}-ended-{number}") for number in itertools.count(1))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def not_a_run(path: Path) -> str:

@@ -44,7 +44,16 @@ from rlplat.rl.run.bottleneck import add_seconds, bottleneck
 from rlplat.rl.run.evaluation_schedule import Evaluations
 from rlplat.rl.run.initial_weights import InitialWeights, find_initial
 from rlplat.rl.run.interruption import Interrupted, Interruption
-from rlplat.rl.run.run_directory import RunDirectory, RunDirectoryLost, not_a_run, refuse_existing, restore
+from rlplat.rl.run.run_directory import (
+    AUTO,
+    RunDirectory,
+    RunDirectoryLost,
+    has_checkpoints,
+    not_a_run,
+    put_aside,
+    refuse_existing,
+    restore,
+)
 from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
 from rlplat.rl.run.view.progress import Progress, open_progress, showing_log
 from rlplat.rl.run.view.still_starting import StillStarting
@@ -224,7 +233,8 @@ def train(
     algo: a name (`ppo`) or `pkg.mod:Class`; env: a name, a class, a function that makes an environment, or one that can
     be copied (a run of those that no name leads to needs `env` again where it is resumed or loaded);
     config: a YAML file (default: the tuned one of algo and env, if any; False: none, the algorithm's own defaults);
-    out: the run directory (default: runs/<algo>-<env>-<time>); resume: a run directory to resume;
+    out: the run directory (default: runs/<algo>-<env>-<time>); resume: a run directory to resume, or "auto": the run
+    in `out` begins, or continues where it has a checkpoint (the same call every time);
     init_from: RUN, RUN:best or RUN:step_N, whose weights (and normaliser statistics) the run begins with;
     callbacks: `Callback`s, and names of such as in a config (docs/callbacks.md);
     settings: the algorithm's by name, `stop={"wall_s": 60}` (`rlplat settings ppo` lists them).
@@ -258,13 +268,27 @@ def train_layers(
     forget_changed()
     checkpoint: Checkpoint | None = None
     initial: InitialWeights | None = None
+    planned: TrainingPlan | None = None
+    notes: list[str] = []
+    if resume == AUTO:
+        if out is None:
+            raise ConfigError("--resume auto needs --out DIRECTORY: the run that begins there, or continues")
+        resume = None
+        if has_checkpoints(user_path(out)):
+            if algo is not None or config:
+                planned = plan_training(algo, config, layers)
+            resume, config, init_from = out, None, None
+        elif kept := put_aside(user_path(out)):
+            notes.append(
+                f"{shown(user_path(out))} has no checkpoint: it is now {kept.name}, and begins again"
+            )
     if resume is not None:
         if init_from is not None:
             raise ConfigError(f"--resume {resume} uses the run's own weights; omit --init-from")
         directory = user_path(resume)
         if out is not None and user_path(out) != directory:
             raise ConfigError(f"--resume {directory} continues in that directory; omit --out")
-        plan = _plan_of_run(directory, layers, algo, config)
+        plan = _plan_of_run(directory, layers, algo, config, planned)
         checkpoint, refused = latest_valid(directory)
         plan.notes += [f"warning: {line}" for line in refused]
         if checkpoint is None:
@@ -279,6 +303,7 @@ def train_layers(
         if source := init_from or plan.init_from:
             initial = find_initial(source)
             plan.init_from = initial.path
+    plan.notes = [*notes, *plan.notes]
     _require_code(plan)
     plan.notes += filter(None, [what_it_takes(getattr(plan.config, "env", ""))])
     told = Callbacks(getattr(plan.config, "callbacks", ()), callbacks)
@@ -315,8 +340,11 @@ def _require_code(plan: TrainingPlan) -> None:
                 raise ConfigError(with_origins(f"{setting}: {error}", plan.origins)) from None
 
 
-def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, config: Any) -> TrainingPlan:
-    """The run's own config.yaml under the layers; what the weights depend on cannot change."""
+def _plan_of_run(
+    directory: Path, layers: Sequence[Layer], algo: str | None, config: Any, planned: TrainingPlan | None
+) -> TrainingPlan:
+    """The run's own config.yaml under the layers, or what is planned already; what the weights depend on cannot
+    change."""
     if config is not None:
         raise ConfigError("--resume takes the run's own config.yaml; omit the config file")
     saved = directory / "config.yaml"
@@ -329,8 +357,11 @@ def _plan_of_run(directory: Path, layers: Sequence[Layer], algo: str | None, con
         )
     if not saved.exists():
         raise ConfigError(not_a_run(directory))
-    plan = plan_from_file(saved, layers, algo)
-    before = plan_from_file(saved, []).config
+    begun = plan_from_file(saved, [])
+    before = begun.config
+    plan = planned or plan_from_file(saved, layers, algo)
+    if plan.algo.rpartition(":")[2] != begun.algo.rpartition(":")[2]:  # its file may have moved
+        raise ConfigError(f"the run in {shown(directory)} is of {begun.algo}, not of {plan.algo}")
     _require_resumable(before, plan.config)
     first_env_steps = getattr(before.stop, "env_steps", None)
     if first_env_steps and first_env_steps != plan.config.stop.env_steps:
