@@ -142,17 +142,35 @@ class ClientSession:
         self._client = client
         self._seq = 0
         self._begins = False
+        self._given_up: dict[str, Any] | None = None
+        """The step whose answer never came: nobody knows whether the server has done it."""
         self.id: str = client.request("POST", "/v1/sessions")["session"]
 
     def act(self, obs: Any, *, mask: Any = None, greedy: bool = True, outputs: Sequence[str] = ()) -> Any:
         """As `Client.act`, for one observation. Refused with the code `session-lost` where its replica died: then the
-        state is gone, and a new session begins a new episode."""
+        state is gone, and a new session begins a new episode. A step whose answer did not come in time counts: the next
+        call does it first where the server has not."""
+        if self._given_up is not None:
+            self._step(self._given_up)
         body = _body(obs, mask, greedy, outputs)
         body.update(session=self.id, seq=self._seq + 1, reset=self._begins)
-        answer = self._client.request("POST", "/v1/act", body)
-        self._seq += 1
-        self._begins = False
+        try:
+            answer = self._step(body)
+        finally:  # refused, it was not done
+            self._begins = self._begins and self._given_up is None and self._seq < body["seq"]
         return answer if outputs else answer["action"]
+
+    def _step(self, body: dict[str, Any]) -> Any:
+        try:
+            answer = self._client.request("POST", "/v1/act", body)
+        except Refused:
+            self._given_up = None
+            raise
+        except BaseException:  # Ctrl-C too
+            self._given_up = body
+            raise
+        self._given_up, self._seq = None, body["seq"]
+        return answer
 
     def reset(self) -> None:
         """The next observation begins an episode."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlplat.serve.client import Client
 from rlplat.serve.metrics import Metrics
+from rlplat.serve.policies.sessions import Session
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,59 @@ def test_a_path_in_the_address_comes_first(url: str, expected: str, monkeypatch:
     monkeypatch.setattr(client._connection, "request", send)
     with pytest.raises(Sent, match=f"^{expected}$"):
         client.policy()
+
+
+class Server:
+    """The sessions of a server, whose answers are lost (after the step) or whose requests are (before it)."""
+
+    def __init__(self) -> None:
+        self.session, self.taken, self.loses = (
+            Session("a", np.zeros(0, np.float32)),
+            list[tuple[Any, bool]](),
+            "",
+        )
+
+    def once(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> Any:
+        body = json.loads(data or b"{}")
+        if path == "/v1/sessions":
+            return b'{"session": "a"}', {}
+        if self.loses == "request":
+            raise TimeoutError
+        digest = f"{body['obs']}{body['reset']}".encode()
+        answer = self.session.repeated(body["seq"], digest)
+        if answer is None:
+            answer = body["obs"]
+            self.session.keep(self.session.state, body["seq"], digest, answer)
+            self.taken.append((body["obs"], body["reset"]))
+        if self.loses == "answer":
+            raise TimeoutError
+        return json.dumps({"action": answer}).encode(), {}
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.sampled_from(["", "", "request", "answer"]), st.booleans()), max_size=8))
+def test_each_observation_gets_its_own_answer_whatever_is_lost(steps: list[tuple[str, bool]]) -> None:
+    server = Server()
+    client = Client("host", retry_s=0.0)
+    client._once = server.once  # type: ignore[method-assign]
+    session = client.session()
+    done: list[tuple[Any, bool]] = []
+    waits, is_reset = False, False
+    for number, (lost, begins) in enumerate([*steps, ("", False)]):
+        if begins:
+            session.reset()
+        is_reset |= begins
+        server.loses = lost
+        if lost:
+            with pytest.raises(TimeoutError):
+                session.act(number)
+        else:
+            assert session.act(number) == number
+        if not (lost and waits):  # else the step before was tried, and this one was not
+            done.append((number, is_reset))
+            is_reset = False
+        waits = bool(lost)
+    assert server.taken == done
 
 
 def test_counters_keep_all_their_digits() -> None:

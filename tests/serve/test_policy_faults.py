@@ -75,7 +75,7 @@ def test_a_step_that_runs_while_its_session_moves_is_not_lost() -> None:
         session = book.open("a", 1, now=0.0)
 
         async def adopt(sessions: Any) -> None:
-            moved.append([(id, float(state[0]), seq) for id, state, seq, _ in sessions])
+            moved.append([(id, float(state[0]), seq) for id, state, seq, *_ in sessions])
             ends.append(asyncio.ensure_future(book.close("a")))
             await asyncio.sleep(0.01)
 
@@ -88,7 +88,7 @@ def test_a_step_that_runs_while_its_session_moves_is_not_lost() -> None:
         async with session.lock:  # as a step holds it
             moving = asyncio.ensure_future(book.move_all(adopt))
             await asyncio.sleep(0)
-            session.keep(np.ones(1, np.float32), None, None)
+            session.keep(np.ones(1, np.float32), None, b"", None)
         await moving
         assert moved == [[("a", 1.0, 1)]] and session.has_moved and len(book) == 0
         assert not await ends[0], "it is to be ended where it is now"

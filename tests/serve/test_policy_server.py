@@ -198,6 +198,8 @@ def test_a_recurrent_policy_keeps_its_state_by_session(recurrent: Running, runs:
         values.append(first[1]["value"])
     np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
     assert refusal(recurrent, {"obs": OBS, "session": session, "seq": 20})[:2] == (409, "out-of-order")
+    for other in ({"obs": OBS}, {"greedy": False}, {"reset": True}):
+        assert refusal(recurrent, {**body, **other})[:2] == (409, "other-step")
     _, answer = act(
         recurrent, {"obs": steps[0].tolist(), "session": session, "reset": True, "outputs": ["value"]}
     )

@@ -134,7 +134,8 @@ class ServedPolicy:
         async with session.lock:
             if session.has_moved:
                 return await self._step_elsewhere(request)
-            repeated: Acted | None = session.repeated(request.seq)
+            digest = b"" if request.seq is None else request.digest()
+            repeated: Acted | None = session.repeated(request.seq, digest)
             if repeated is not None:
                 return repeated
             if request.reset:
@@ -142,7 +143,7 @@ class ServedPolicy:
             acted = await self.engine.act(
                 request.rows, request.num_rows, greedy=request.greedy, state=session.state[None]
             )
-            session.keep(acted.state[0], request.seq, acted)
+            session.keep(acted.state[0], request.seq, digest, acted)
             return acted
 
     async def open_session(self) -> str:

@@ -7,6 +7,7 @@ raw rows, application/octet-stream                                              
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import cache
 from typing import Any
@@ -52,6 +53,14 @@ class Rows(msgspec.Struct):
     reset: bool = False
     state: Array | None = None
     gives_state: bool = False
+
+    def digest(self) -> bytes:
+        """Of what the answer of a session's step depends on: the observation, its mask, `greedy` and `reset`."""
+        found = hashlib.blake2b(f"{self.greedy}{self.reset}".encode(), digest_size=16)
+        for path, leaf in self.rows.items() if isinstance(self.rows, dict) else [("", self.rows)]:
+            found.update(f"{path} {leaf.dtype} {leaf.shape}".encode())
+            found.update(np.ascontiguousarray(leaf).tobytes())
+        return found.digest()
 
 
 _ELSEWHERE = {

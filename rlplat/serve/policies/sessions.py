@@ -2,11 +2,12 @@
 
     book = SessionBook(max_sessions=100_000, idle_s=600.0)
     session = book.open("model-0.5f3a...", state_size=256, now=0.0)
-    step = session.next_step(seq=7)              # an answer that was given before, or None: act, then
-    `session.keep(...)`
+    answer = session.repeated(7, digest)         # what was answered before, or None: act, then
+    session.keep(state, 7, digest, answer)
 
 A session's id begins with the name of the replica that opened it. Steps may be numbered: one that is repeated (its
-answer was lost on the way) gets the same answer, and the state moves once.
+answer was lost on the way) gets the same answer, and the state moves once. A repeated number with another observation
+is refused: it is another step.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from rlplat.rl.interfaces import Array
 from rlplat.serve.refusals import Refused
 
 MAX_ID = 200
+Kept = tuple[str, Array, int, bytes, Any]
+"""(id, state, seq, digest, answer) of a session."""
 
 
 @dataclass
@@ -35,18 +38,26 @@ class Session:
     """Of the last step; they count from 1."""
     answer: Any = None
     """Of the last step that was numbered."""
+    digest: bytes = b""
+    """Of that step's request."""
     used_at: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
     """Held while a step is computed: two at once would begin with the same state."""
     has_moved: bool = False
     """Another replica has it: what waited for the lock goes there."""
 
-    def repeated(self, seq: int | None) -> Any:
+    def repeated(self, seq: int | None, digest: bytes) -> Any:
         """The answer where this step was done already, None where it is the next one; Refused otherwise."""
         if seq is None or seq == self.seq + 1:
             return None
         if seq == self.seq and self.answer is not None:
-            return self.answer
+            if digest == self.digest:
+                return self.answer
+            raise Refused(
+                409,
+                "other-step",
+                f"step {seq} was done with another observation, mask, greedy or reset: this one is {seq + 1}",
+            )
         raise Refused(
             409,
             "out-of-order",
@@ -54,10 +65,10 @@ class Session:
             + (f" or {self.seq} (the last one again)" if self.answer is not None else ""),
         )
 
-    def keep(self, state: Array, seq: int | None, answer: Any) -> None:
+    def keep(self, state: Array, seq: int | None, digest: bytes, answer: Any) -> None:
         self.state = state
         self.seq = self.seq + 1 if seq is None else seq
-        self.answer = None if seq is None else answer
+        self.answer, self.digest = (None, b"") if seq is None else (answer, digest)
 
     def reset(self) -> None:
         """A new episode begins; the numbers of steps go on."""
@@ -104,8 +115,8 @@ class SessionBook:
                 return
             del self._sessions[first.id]
 
-    async def move_all(self, adopt: Callable[[list[tuple[str, Array, int, Any]]], Awaitable[object]]) -> None:
-        """Give (id, state, seq, answer) of each to the replica that takes over; what it raises leaves them here.
+    async def move_all(self, adopt: Callable[[list[Kept]], Awaitable[object]]) -> None:
+        """Give `Kept` of each to the replica that takes over; what it raises leaves them here.
 
         No step runs meanwhile: one that was lost between would be done twice, or refused as out of order."""
         sessions = list(self._sessions.values())
@@ -116,11 +127,11 @@ class SessionBook:
                 each for each in sessions if each.id in self._sessions
             ]  # a step may have waited: some ended
             if sessions:
-                await adopt([(each.id, each.state, each.seq, each.answer) for each in sessions])
+                await adopt([(each.id, each.state, each.seq, each.digest, each.answer) for each in sessions])
             for session in sessions:
                 session.has_moved = True
                 self._sessions.pop(session.id, None)
 
-    def adopt(self, sessions: list[tuple[str, Array, int, Any]], now: float) -> None:
-        for id, state, seq, answer in sessions:
-            self._sessions[id] = Session(id, np.array(state), seq, answer, now)
+    def adopt(self, sessions: list[Kept], now: float) -> None:
+        for id, state, seq, digest, answer in sessions:
+            self._sessions[id] = Session(id, np.array(state), seq, answer, digest, now)
