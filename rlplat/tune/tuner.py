@@ -105,6 +105,7 @@ class Tuner:
 
     def _restore(self) -> None:
         trials = self.study.load()
+        self.directory.refuse_cut_study([trial.number for trial in trials])
         self.directory.recall(trials)
         actions = self.experiment.restore(trials)
         ending = {action.trial.number for action in actions if isinstance(action, events.RecordEnd)}

@@ -86,7 +86,7 @@ def test_a_save_that_fails_is_tried_again_no_more_often_than_one_that_works() ->
 def test_a_complete_trial_is_complete_without_its_last_state() -> None:
     experiment = make(1, stop={"acc": 0.5})
     trial = begun(experiment)
-    assert kinds(report(experiment, 0, 0.6)) == [RecordReport, Save]
+    assert kinds(report(experiment, 0, 0.6)) == [RecordReport, Say, Save]
     assert kinds(experiment.handle(refused(0, 1))) == [Say, RecordEnd, Release]
     assert (trial.state, trial.values, trial.checkpoint) == (TrialState.COMPLETE, (0.6,), None)
 

@@ -83,7 +83,7 @@ class Experiment:
         self._trial_seed = trial_seed
         self._is_algorithm = is_algorithm
         self._is_exhausted = False
-        self._metric_seen = False
+        self._metric_seen = self._has_told_of_rules = False
         signs = [1.0 if mode == "max" else -1.0 for mode in spec.mode]
         self._signs = dict(zip(spec.metric, signs, strict=True))
         self.roster = Roster(signs)
@@ -214,6 +214,10 @@ class Experiment:
             return [RecordReport(trial), *self._fail(trial, str(error))]
         actions: list[Action] = [RecordReport(trial)]
         if rule := rule_reached(trial, self._steps(trial), self.spec.stop, self._signs):
+            if trial.step == 1 and not self._has_told_of_rules and not rule.startswith(("step ", "wall_s ")):
+                self._has_told_of_rules = True
+                text = f"trial {trial.number} is complete at its first report, by the stop rule {rule}"
+                actions.append(Say(f"{text} (<= is meant only of a metric with mode min)"))
             return actions + self._complete(live, rule, event.can_save)
         verdict: Verdict = Continue()
         has_score = trial.values and trial.history and trial.history[-1][0] == trial.progress

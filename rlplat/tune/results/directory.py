@@ -16,6 +16,7 @@ is still going. All but the study is derived from it: a full disk drops lines an
 from __future__ import annotations
 
 import fcntl
+import re
 import shlex
 import shutil
 import time
@@ -34,9 +35,11 @@ from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.results.hparams import ExperimentCurves
 from rlplat.tune.results.lines import ReportLines, TrialRows, as_json, forget_superseded, read_reports
 from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.storage.address import shown
 from rlplat.tune.storage.journal import has_reports
 
 BEST_PERIOD_S = 2.0
+_CLOSED = re.compile(r"closed; study\.journal has (\d+) lines")
 
 
 class ExperimentDirectory:
@@ -124,6 +127,25 @@ class ExperimentDirectory:
         path = self.trials / f"{number:05d}"
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    def refuse_cut_study(self, known: Collection[int]) -> None:
+        """ConfigError where the study has lost more than a line that it had: it is shorter than it was when the
+        experiment was closed, or has no trial for a report (each was recorded there before it began). known: its
+        trials."""
+        log = (self.path / "log.txt").read_text(encoding="utf-8", errors="replace")
+        before = max(map(int, _CLOSED.findall(log)), default=0)
+        num_lines = before if self._spec.storage else _num_lines(self.path / "study.journal")
+        lost = sorted({report["trial"] for report in read_reports(self._reports.path)} - set(known))
+        if num_lines < before - 1:
+            what = f"it has {num_lines:,} lines and had {before:,} when the experiment was closed"
+        elif lost:
+            what = f"it has no trial {lost[0]}, whose reports are in results.jsonl"
+        else:
+            return
+        raise ConfigError(
+            f"{shown(self.storage)} was cut: {what}; restore it from a copy, or start a new experiment with --out (to "
+            f"continue with what is left, remove results.jsonl and log.txt from {self.path})"
+        )
 
     def recall(self, trials: Sequence[Trial]) -> None:
         """An experiment goes on: the study has the values of each report, and the other metrics of the last one only
@@ -216,6 +238,8 @@ class ExperimentDirectory:
             self.say(
                 f"{self.path}: {self.dropped} writes of results were refused by the disk; the study has them all"
             )
+        if not self._spec.storage and (journal := self.path / "study.journal").is_file():
+            self.log(f"closed; study.journal has {_num_lines(journal)} lines")
         try:
             self._log_file.close()
         except OSError:
@@ -282,6 +306,11 @@ def take_back(path: Path) -> None:
 def _has_just_begun(path: Path) -> bool:
     """Killed before it had written what it is."""
     return path.is_dir() and {entry.name for entry in path.iterdir()} <= {"log.txt", "trials"}
+
+
+def _num_lines(path: Path) -> int:
+    with open(path, "rb") as lines:
+        return sum(1 for _ in lines)
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:

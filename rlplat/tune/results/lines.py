@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlplat.errors import ConfigError
 from rlplat.metrics import Appender, CsvWriter, replace_file
 from rlplat.tune.core.error_text import last_line
 from rlplat.tune.core.trial import Trial
@@ -128,13 +129,16 @@ def read_reports(path: Path) -> Iterator[dict[str, Any]]:
         file = open(path, encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     with file:
         for line in file:
             try:
                 report = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(report, dict) and "trial" in report and "step" in report:
+            kinds = {"trial": int, "step": int, "metrics": dict}
+            if isinstance(report, dict) and all(type(report.get(key)) is kind for key, kind in kinds.items()):
                 yield report
 
 

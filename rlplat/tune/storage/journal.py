@@ -35,6 +35,7 @@ try:
     import optuna
     from optuna.storages import BaseStorage, JournalStorage
     from optuna.storages.journal import BaseJournalBackend
+    from optuna.storages.journal._storage import JournalOperation
     from optuna.study import StudyDirection
 except ImportError:
     raise MissingExtra("optuna", "tune", "tuning") from None
@@ -48,25 +49,49 @@ _DISK_PERIOD_S = 0.05
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def read_logs(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole lines; takes no lock: also while another process writes. ConfigError names a damaged line."""
-    offset = 0
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return  # somebody is writing it
-            try:
-                log = json.loads(line)
-                is_damaged = not isinstance(log, dict) or "op_code" not in log
-            except ValueError:
-                is_damaged = True
-            if is_damaged:
-                raise ConfigError(
-                    f"{path} is damaged in line {number} (at byte {offset}): {line[:60]!r}; "
-                    "restore the file from a copy, or start a new experiment with --out"
-                )
-            offset += len(line)
-            yield log
+class Logs:
+    """All whole lines of a journal; takes no lock: also while another process writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0, 0, b""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """ConfigError: a damaged line, or one that speaks of what the lines before it do not have."""
+        offset = num_trials = 0
+        with open(self._path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return  # somebody is writing it
+                self._at = number, offset, line
+                try:
+                    log = json.loads(line)
+                    num_trials += log["op_code"] == JournalOperation.CREATE_TRIAL
+                    is_damaged = log.get("trial_id", -1) >= num_trials
+                except (LookupError, TypeError, ValueError, AttributeError):
+                    is_damaged = True
+                if is_damaged:
+                    raise self.damage()
+                offset += len(line)
+                yield log
+
+    def damage(self) -> ConfigError:
+        """At the line that was given last."""
+        number, offset, line = self._at
+        return ConfigError(
+            f"{self._path} is damaged in line {number} (at byte {offset}), or before it: {line[:60]!r}; "
+            "restore the file from a copy, or start a new experiment with --out"
+        )
+
+
+def replayed(backend: ReadJournal | Journal) -> JournalStorage:
+    """Optuna's storage with what is in a journal. ConfigError: a line is not one of this version of Optuna."""
+    try:
+        return JournalStorage(backend)
+    except (ConfigError, OSError):
+        raise
+    except Exception:  # whatever Optuna stumbles over
+        raise backend.logs.damage() from None
 
 
 class ReadJournal(BaseJournalBackend):
@@ -74,12 +99,12 @@ class ReadJournal(BaseJournalBackend):
 
     def __init__(self, path: Path) -> None:
         """ConfigError: there is no such file."""
-        self.path = path
-        if not path.exists():
-            raise ConfigError(f"there is no {path}")
+        self.path, self.logs = path, Logs(path)
+        if not path.is_file():
+            raise ConfigError(f"{path} is not a file" if path.exists() else f"there is no {path}")
 
     def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
-        return islice(read_logs(self.path), log_number_from, None)
+        return islice(self.logs, log_number_from, None)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         raise ConfigError(f"{self.path} is open for reading only")
@@ -90,7 +115,11 @@ class Journal(BaseJournalBackend):
 
     def __init__(self, path: Path) -> None:
         """ConfigError: another process has it open, or it cannot be written."""
-        self.path = path
+        self.path, self.logs = path, Logs(path)
+        self.num_cut = 0
+        """Bytes of a last line that was not whole."""
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not a file")
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -142,10 +171,9 @@ class Journal(BaseJournalBackend):
                 raise ConfigError(f"{self.path} was removed while the experiment was going, and so it ends")
             self._disk.is_behind.set()
         try:
-            if wait:
+            if wait or self._disk.error is not None:  # it may have recovered
                 os.fdatasync(self._descriptor)
-            elif self._disk.error is not None:
-                raise self._disk.error
+                self._disk.error = None
         except OSError as error:
             raise self._refused(error) from None
 
@@ -169,7 +197,7 @@ class Journal(BaseJournalBackend):
         if log_number_from:
             return logs
         self.flush()
-        return read_logs(self.path)
+        return self.logs
 
     def _lock(self) -> None:
         deadline = time.monotonic() + _LOCK_GRACE_S
@@ -196,7 +224,8 @@ class Journal(BaseJournalBackend):
                 end = start + line_end + 1
                 break
             end = start
-        if end < size:
+        self.num_cut = size - end
+        if self.num_cut:
             os.ftruncate(self._descriptor, end)
 
 
@@ -217,6 +246,7 @@ class _Disk:
             self.is_behind.clear()
             try:
                 os.fdatasync(self._descriptor)
+                self.error = None
             except OSError as error:
                 self.error = error
 
@@ -229,12 +259,16 @@ class _Disk:
 class JournalStudy:
     """A study in a journal file, for the only tuner that writes it."""
 
-    def __init__(self, path: Path, name: str, directions: Sequence[StudyDirection]) -> None:
+    def __init__(
+        self, path: Path, name: str, directions: Sequence[StudyDirection], say: Callable[[str], None] = print
+    ) -> None:
         """ConfigError: another process has it open, it cannot be written, it is damaged."""
         self._journal = Journal(path)
         try:
+            if self._journal.num_cut:
+                say(f"{path}: its last line was not written whole (a crash, a full disk) and is dropped")
             self.is_new = self._journal.is_empty
-            self.storage: BaseStorage = JournalStorage(self._journal)
+            self.storage: BaseStorage = replayed(self._journal)
             if self.is_new:
                 self.study_id = silently(lambda: self.storage.create_new_study(directions, name))
             else:

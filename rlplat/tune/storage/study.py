@@ -40,12 +40,12 @@ from rlplat.tune.storage.plain_values import as_json, as_plain, key_that_is_no_t
 try:
     from optuna.distributions import BaseDistribution
     from optuna.exceptions import UpdateFinishedTrialError
-    from optuna.storages import BaseStorage, JournalStorage
+    from optuna.storages import BaseStorage
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial
     from optuna.trial import TrialState as OptunaState
 
-    from rlplat.tune.storage.journal import JournalStudy, ReadJournal, study_in
+    from rlplat.tune.storage.journal import JournalStudy, ReadJournal, replayed, study_in
 except ImportError:
     raise MissingExtra("optuna", "tune", "tuning") from None
 
@@ -121,7 +121,7 @@ class Study:
 
             study = DatabaseStudy(str(storage), name, ways, resume=resume, say=say)
         else:
-            study = JournalStudy(expanded(storage), name, ways)
+            study = JournalStudy(expanded(storage), name, ways, say)
         try:
             if not study.is_new and not resume:
                 other = (
@@ -263,7 +263,7 @@ class Study:
             return self.read(self._storage, self._name)
         trials = []
         for stored in self._do(lambda storage, study_id: storage.get_all_trials(study_id, deepcopy=False)):
-            trial = restored(stored, self._sign)
+            trial = restored(stored, self._sign, shown(self._storage))
             trials.append(trial)
             if not stored.state.is_finished():
                 self._go_on(trial, stored)
@@ -276,9 +276,8 @@ class Study:
             as_json(stored.user_attrs["config"], "config"),
             as_json(record, "trial"),
             len(trial.history),
-            record.get("life", 1),
+            record["life"],
         )
-        self.note(trial)  # one that an earlier version wrote is kept in this one's way from here on
         if trial.state.has_ended:  # killed between the trial's last word and Optuna's
             self._finish(trial)
 
@@ -292,12 +291,12 @@ class Study:
             directions, trials = read_database(str(storage), name)
         else:
             path = expanded(storage)
-            journal = JournalStorage(ReadJournal(path))
+            journal = replayed(ReadJournal(path))
             study_id = study_in(journal, name, path)
             directions = journal.get_study_directions(study_id)
             trials = journal.get_all_trials(study_id, deepcopy=False)
         sign = -1.0 if directions[0] is StudyDirection.MINIMIZE else 1.0
-        return [restored(stored, sign) for stored in trials]
+        return [restored(stored, sign, shown(storage)) for stored in trials]
 
     def sync(self, wait: bool = False) -> None:
         """What was said survives the end of this process. wait: and that of the machine; before something is deleted
@@ -345,30 +344,38 @@ class Study:
         return as_json(record, f"trial {trial.number}")
 
 
-def restored(stored: FrozenTrial, sign: float) -> Trial:
+def restored(stored: FrozenTrial, sign: float, place: str) -> Trial:
+    """ConfigError: it is not one of ours, or damaged. place: of the study."""
+    try:
+        return _restored(stored, sign)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{place}: trial {stored.number} was not written by this version of rlplat, or is damaged "
+            f"({type(error).__name__}: {error}): restore the study from a copy, or start a new experiment with --out"
+        ) from None
+
+
+def _restored(stored: FrozenTrial, sign: float) -> Trial:
     record = stored.system_attrs["trial"]
     trial = Trial(
         number=stored.number,
-        config=record.get("config", stored.user_attrs["config"]),
+        config=record["config"],
         params=record["params"],
         seed=record["seed"],
         state=TrialState(record["state"]),
+        step=record["step"],
+        progress=record["progress"],
         checkpoint=CheckpointMark(*record["checkpoint"]) if "checkpoint" in record else None,
         failures=record.get("failures", 0),
         error=record.get("error", ""),
         notes=record.get("notes", {}),
         run_s=record.get("run_s", 0.0),
     )
-    if "reports" in record:
-        reports, trial.step, trial.progress = record["reports"], record["step"], record["progress"]
-    else:
-        reports, trial.step, trial.progress = _place_in_the_old_way(stored)
-    number = 0
-    while (report := _report(stored, number + 1)) is not None:
-        progress, step, life, values = report
-        number += 1
-        if number > reports:
-            if life != record.get("life"):
+    attributes = stored.system_attrs
+    for number in range(1, 1 + sum(key.startswith("report:") for key in attributes)):
+        progress, step, life, values = attributes[f"report:{number}"]
+        if number > record["reports"]:
+            if life != record["life"]:
                 break
             trial.step, trial.progress = step, progress
         trial.values = tuple(values)
@@ -378,29 +385,3 @@ def restored(stored: FrozenTrial, sign: float) -> Trial:
     elif record.get("last_step") == trial.step:
         trial.last = record["last"]
     return trial
-
-
-def _report(stored: FrozenTrial, number: int) -> tuple[float, int, int, list[float]] | None:
-    """The n-th report that counts, if there is one: (progress, step, life, values)."""
-    found = stored.system_attrs.get(f"report:{number}")
-    if found is not None and isinstance(found[-1], list):
-        return tuple(found)
-    if number not in stored.intermediate_values:
-        return None
-    value = stored.intermediate_values[number]  # as versions before 0.2 wrote it
-    progress, step, *values = found or (number, number, value)
-    return progress, step, 0, values
-
-
-def _place_in_the_old_way(stored: FrozenTrial) -> tuple[int, int, float]:
-    """(reports that count, step, progress) of a trial of a version before 0.2: from the attributes `counts`, [how many
-    count, how many there are], and `at`, [reports, step, progress]."""
-    reports = max(stored.intermediate_values, default=0)
-    counted, then_highest = stored.system_attrs.get("counts", (0, 0))
-    if reports <= then_highest:
-        reports = counted
-    at = stored.system_attrs.get("at", (0, 0, 0.0))
-    if at[0] == reports:
-        return reports, at[1], at[2]
-    last = _report(stored, reports)
-    return (reports, last[1], last[0]) if last else (reports, 0, 0.0)

@@ -137,7 +137,9 @@ def test_stop_rules(stop: dict[str, float], reason: str) -> None:
 def test_a_complete_trial_keeps_its_last_state() -> None:
     experiment = make(1, stop={"acc": 0.9})
     trial = begun(experiment)
-    assert kinds(report(experiment, 0, 0.95)) == [RecordReport, Save]
+    told = report(experiment, 0, 0.95)
+    assert kinds(told) == [RecordReport, Say, Save]
+    assert "complete at its first report, by the stop rule acc 0.95 >= 0.9" in told[1].text
     assert not experiment.is_done
     assert kinds(experiment.handle(Saved(0, "step_1", 1))) == [RecordEnd, Release]
     assert (trial.state, trial.checkpoint) == (TrialState.COMPLETE, CheckpointMark(1, "step_1", 1.0))

@@ -87,6 +87,10 @@ def test_a_disk_that_fails_later_is_told_by_the_next_sync(
             return False
 
         assert soon(is_told)
+    journal.append_logs([log(2)])
+    journal.sync()  # the disk has recovered
+    journal.sync()
+    assert numbers(journal.path) == [1, 2]
 
 
 def test_a_second_writer_is_told_who_has_it(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -224,24 +222,3 @@ def test_an_ended_trial_takes_some_kilobytes_of_memory(study: Study) -> None:
         assert tracemalloc.get_traced_memory()[0] < 200 * 8_000  # bytes
     finally:
         tracemalloc.stop()
-
-
-OLD = Path(__file__).with_name("journal-of-0.1")
-"""A journal as rlplat 0.1 wrote it, with all that its four kinds of attributes could say, and the trials in it."""
-
-
-def test_a_journal_of_an_earlier_version_is_read_and_gone_on_with(path: Path) -> None:
-    lines = OLD.with_suffix(OLD.suffix + ".jsonl").read_bytes()
-    told = json.loads(OLD.with_suffix(OLD.suffix + ".trials.json").read_text())
-    path.write_bytes(lines)
-    read = Study.read(path)
-    assert json.loads(json.dumps([asdict(trial) for trial in read])) == told
-    study = Study.open(path, "demo", ["max"], resume=True)
-    trials = study.load()
-    assert trials == read and Study.read(path) == trials
-    for trial in trials:
-        if not trial.state.has_ended:
-            report(study, trial, 7.0, trial.progress + 0.5)
-            trial.last = {}
-    study.close()
-    assert Study.read(path) == trials
