@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,7 +188,7 @@ def best_table(analysis: Analysis, trials: list[Trial]) -> tuple[list[str], list
 def importance_text(analysis: Analysis) -> str:
     from rlplat.tune.results.importance import MIN_TRIALS
 
-    if not analysis.axes:
+    if not analysis.domains:
         return "importance of the parameters: there are none"
     if not analysis.importances:
         ended = sum(trial.state.has_ended for trial in analysis.judged)
@@ -205,13 +204,9 @@ def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
     from rlplat.tune.view.pictures import draw_all
 
     paths: dict[str, Path] = {}
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing"
-        )  # the picture has a box there; the table has the name
-        for name, figure in draw_all(analysis):
-            paths[name] = directory / f"{name}.png"
-            _writing(paths[name], lambda path, figure=figure: figure.savefig(path))
+    for name, figure in draw_all(analysis):
+        paths[name] = directory / f"{name}.png"
+        _writing(paths[name], lambda path, figure=figure: figure.savefig(path, bbox_inches="tight"))
     return paths
 
 

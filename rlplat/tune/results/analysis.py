@@ -20,7 +20,7 @@ from rlplat.paths import expanded
 from rlplat.tune.core.error_text import last_line
 from rlplat.tune.core.ranking import split_at_front
 from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.results.importance import Axis, Importance, axis_of, importances
+from rlplat.tune.results.importance import Importance, importances
 from rlplat.tune.results.lines import OWN_COLUMNS, holding, metric_columns, read_reports, trial_row
 
 if TYPE_CHECKING:
@@ -128,18 +128,6 @@ class Analysis:
         return [trial for trial in counting if trial.state.has_ended] or counting
 
     @cached_property
-    def axes(self) -> dict[str, Axis]:
-        """Of each parameter of the judged trials: the values it can have."""
-        domains, values = self._domains(), dict[str, list[Any]]()
-        for trial in self.judged:
-            for name, value in trial.params.items():
-                values.setdefault(name, []).append(value)
-        names = [name for name in domains if name in values] + [
-            name for name in values if name not in domains
-        ]
-        return {name: axis_of(domains.get(name), values[name]) for name in names}
-
-    @cached_property
     def importances(self) -> list[Importance]:
         """How much each parameter matters for the (first) metric, the most important first; empty where fewer than
         `importance.MIN_TRIALS` trials have ended with a value. What was stopped early counts with the value it had."""
@@ -147,10 +135,11 @@ class Analysis:
         if not trials or not trials[0].state.has_ended:
             return []
         scores = [self.score(trial) for trial in trials]
-        return importances([trial.params for trial in trials], scores, self.axes)
+        return importances([trial.params for trial in trials], scores, self.domains)
 
-    def _domains(self) -> dict[str, Any]:
-        """Of experiment.yaml."""
+    @cached_property
+    def domains(self) -> dict[str, Any]:
+        """Of the parameters, by experiment.yaml."""
         from rlplat.config import load_yaml
         from rlplat.tune.space.space import Space
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.core.error_text import first_line
+from rlplat.tune.core.trial import Trial
 from rlplat.tune.search.history import History, Outcome, Recorded
 from rlplat.tune.search.random_numbers import trial_rng
 from rlplat.tune.space.domains import Domain, Options
@@ -78,6 +79,32 @@ def distribution(domain: Domain) -> BaseDistribution:
     if domain.quantum is not None and not domain.is_log:
         return FloatDistribution(domain.low, domain.top, step=domain.quantum)
     return FloatDistribution(domain.low, domain.top, log=domain.is_log)  # qloguniform: rounded by `clip`
+
+
+def as_study(trials: Sequence[Trial], modes: Sequence[str], domains: Mapping[str, Domain]) -> optuna.Study:
+    """For Optuna's pictures: in memory; what has values counts as complete."""
+    with _quietly():
+        optuna.logging.disable_default_handler()
+        study = optuna.create_study(
+            directions=["maximize" if mode == "max" else "minimize" for mode in modes]
+        )
+    sign = 1.0 if modes[0] == "max" else -1.0
+    theirs = {name: distribution(domain) for name, domain in domains.items()}
+    for trial in trials:
+        known = [name for name in trial.params if name in theirs]
+        has_values = len(trial.values) == len(modes)
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=TrialState.COMPLETE if has_values else TrialState.RUNNING,
+                values=trial.values if has_values else None,
+                params={
+                    name: domains[name].clip(trial.params[name]) for name in known
+                },  # PBT may leave a range
+                distributions={name: theirs[name] for name in known},
+                intermediate_values={round(progress): sign * score for progress, score in trial.history},
+            )
+        )
+    return study
 
 
 def make_sampler(name: str, options: Mapping[str, Any]) -> MakeSampler:
