@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -36,7 +36,7 @@ import rlplat
 from rlplat.errors import ActorDied, EnvError, NonFiniteError, WorkerCrashed
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
-from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Obs, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.in_flight import InFlight
@@ -50,13 +50,11 @@ from rlplat.rl.normalization import (
     ObsNormalizer,
     measured,
     moments,
-    require_normalizable,
     vector_leaves,
 )
 from rlplat.rl.obs_tree import take_obs
-from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
-from rlplat.rl.run.algorithm import Algorithm
+from rlplat.rl.run.on_policy import OnPolicy, require_learnable
 from rlplat.rl.sampling.learning_rewards import LearningRewards
 from rlplat.rl.sampling.returns import explained_variance, gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
@@ -387,7 +385,7 @@ class A3CWorker:
         self._rollout.close()
 
 
-class A3C(Algorithm[A3CConfig]):
+class A3C(OnPolicy[A3CConfig]):
     """The ring, and `step()`, which looks at what has come of it.
 
     with A3C(A3CConfig(env="CartPole-v1", num_rollout_workers=2, seed=1)) as a3c:
@@ -404,18 +402,16 @@ class A3C(Algorithm[A3CConfig]):
         "numpy": "rlplat.algorithms.other_frameworks.a3c_numpy:NumpyA3C",
     }
     losses = ("loss",)
+    spaces: SpaceSpec
 
-    @cached_property
-    def looked_at(self) -> tuple[PolicySpec, SpaceSpec]:
+    def preflight(self) -> SpaceSpec:
         return preflight(self.config, self.computation)
-
-    def preload(self) -> tuple[str, ...]:
-        return self.computation.preload(self.config, lambda: [self.looked_at[0]])
 
     def setup(self) -> None:
         """Parameter servers, then workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
-        spec, self.spaces = self.looked_at
+        self.spaces = self.looked_at
+        spec = policy_spec(settings["policy"], self.spaces)
         self.notes = (self.computation.note(config, [spec]),)
         self.in_flight = self.add(InFlight())
         self._learning: set[int] = set()  # slots of the workers that have a call
@@ -494,17 +490,13 @@ class A3C(Algorithm[A3CConfig]):
             pairs = zip(handles, known, strict=False)
             rlplat.get([handle.scale_rewards_as.remote(one) for handle, one in pairs])
 
-    @staticmethod
-    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
-        return policy_for(settings, spaces, seed)
-
-    @staticmethod
-    def policy_weights(state: dict[str, Any]) -> Weights:
+    @classmethod
+    def policy_weights(cls, state: dict[str, Any]) -> Weights:
         """The acting weights in what `get_state` returned."""
         return ShardedParameterServer.acting_weights(state["parameter_server"])
 
-    @staticmethod
-    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    @classmethod
+    def with_weights(cls, state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its own."""
         return state | {"parameter_server": given_to(state["parameter_server"], weights)}
 
@@ -532,12 +524,8 @@ def make_optimizer(config: A3CConfig) -> Optimizer:
     )
 
 
-def preflight(config: A3CConfig, computation: Computation) -> tuple[PolicySpec, SpaceSpec]:
+def preflight(config: A3CConfig, computation: Computation) -> SpaceSpec:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
     spaces = check.preflight(config)
-    spec = policy_spec(config.policy.model_dump(), spaces)
-    computation.require(config, spec)
-    if config.normalize_observations:
-        require_normalizable(spec.obs, images=config.framework == "torch")
-    LearningRewards(config)  # refuses settings that exclude each other
-    return spec, spaces
+    require_learnable(config, [policy_spec(config.policy.model_dump(), spaces)], computation)
+    return spaces

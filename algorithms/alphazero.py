@@ -31,9 +31,7 @@ from rlplat.rl.algorithm_config import AlgorithmConfig, ClassPath, PolicyConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.planning.mcts import SearchSettings, draw, search
 from rlplat.rl.planning.position_replay import PositionReplay, Positions
@@ -41,6 +39,7 @@ from rlplat.rl.planning.self_play import GamesInProgress, board_game_of
 from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm
+from rlplat.rl.saved import Saved
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import SpaceSpec
@@ -143,8 +142,10 @@ class SelfPlay(NamedTuple):
     seconds: float
 
 
-class SelfPlayWorker:
+class SelfPlayWorker(Saved):
     """An actor: plays games with itself. Those that have not ended at the end of a round go on in the next."""
+
+    saved = {"env": "_games", "rng": "_rng"}
 
     def __init__(
         self,
@@ -184,19 +185,14 @@ class SelfPlayWorker:
         actions = np.where(is_drawn, draw(policies, self._rng), actions)
         return self._games.play(actions, policies)
 
-    def get_state(self) -> dict[str, Any]:
-        return {"env": self._games.get_state(), "rng": self._rng.bit_generator.state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._games.set_state(state["env"])
-        self._rng.bit_generator.state = state["rng"]
-
     def not_saved(self) -> str:
         return ""
 
 
 class AlphaZeroLearner(Learner[AlphaZeroConfig]):
     """An actor: the replay, the network and its optimizer."""
+
+    saved = {"**": "trainee", "replay": "_replay", "credit": "_credit", "updates": "_updates"}
 
     def __init__(
         self,
@@ -281,16 +277,6 @@ class AlphaZeroLearner(Learner[AlphaZeroConfig]):
         self._updates += 1
         return figures | {"gradient_norm": norm}
 
-    def get_state(self) -> dict[str, Any]:
-        own = {"replay": self._replay.get_state(), "credit": self._credit, "updates": self._updates}
-        return super().get_state() | self.trainee.get_state() | own
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.trainee.set_state(state)
-        self._replay.set_state(state["replay"])
-        self._credit, self._updates = float(state["credit"]), int(state["updates"])
-        super().set_state(state)
-
 
 class AlphaZero(Algorithm[AlphaZeroConfig]):
     """The ring, which `step()` turns once.
@@ -311,9 +297,7 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
         board_game_of(config.env, config.env_kwargs, self.name)
         spec = policy_spec(settings["policy"], spaces)
         server, worker = self.start(ParameterServer), spread(SelfPlayWorker, settings)
-        learner = learner_actor(self.learner_class, settings, spec)
-        group = LearnerGroup(server, lambda _rank: learner.remote(self.computation, settings, spec, server))
-        self.learners = self.add(group, saved_as="learner")
+        self.learners = self.add(self.start_learners(settings, spec, server), saved_as="learner")
         self.workers = self.start_workers(
             lambda *place: worker.remote(self.computation, settings, spec, *place)
         )
@@ -339,13 +323,3 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
         game = board_game_of(config.env, config.env_kwargs, AlphaZero.name)
         search_settings = SearchSettings(config.play_simulations or config.num_simulations, config.c_init)
         return SearchPolicy(game, policy_spec(settings["policy"], spaces), search_settings, seed)
-
-    @staticmethod
-    def policy_weights(state: dict[str, Any]) -> Weights:
-        weights: Weights = state["learner"]["weights"]
-        return weights
-
-    @staticmethod
-    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        """What `get_state()` returned, with such weights in the place of its own."""
-        return state | {"learner": state["learner"] | {"weights": network_weights(weights)}}

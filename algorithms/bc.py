@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from rlplat.errors import CheckpointError
-from rlplat.rl.interfaces import Array, Obs, Policy, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.given_weights import network_weights
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.normalization import obs_statistics, require_normalizable
@@ -35,7 +34,6 @@ from rlplat.rl.offline.ring import DataRing, Epochs
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import SpaceSpec
 from rlplat.section import Count, Epsilon, Norm
 
 if TYPE_CHECKING:
@@ -96,6 +94,8 @@ class TorchBC:
 
 class BCLearner(Learner[BCConfig]):
     """An actor: reads the data, makes `updates_per_round` gradient steps at a time, publishes the weights."""
+
+    saved = {"**": "trainee"}
 
     def __init__(
         self,
@@ -158,15 +158,8 @@ class BCLearner(Learner[BCConfig]):
         }
         return UpdateReport(env_steps, [], metrics)
 
-    def weights(self) -> Weights:
-        return super().weights() | self._obs_statistics.weights()
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | self.trainee.get_state() | {"beside": self._obs_statistics.weights()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.trainee.set_state(state)
-        super().set_state(state)
+    def beside(self) -> Weights:
+        return self._obs_statistics.weights()
 
 
 class BC(DataRing[BCConfig]):
@@ -177,18 +170,14 @@ class BC(DataRing[BCConfig]):
 
     name, config_class, learner_class = "bc", BCConfig, BCLearner
     nets, losses = {"torch": TorchBC}, ("loss",)
+    make_policy = staticmethod(policy_for)
 
     def check_spaces(self) -> None:
         if self.config.normalize_observations:
             require_normalizable(self.spaces.obs, images=True)
 
-    @staticmethod
-    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
-        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        return policy_for(settings, spaces, seed)
-
-    @staticmethod
-    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    @classmethod
+    def with_weights(cls, state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its own. CheckpointError where they expect
         observations that are normalised otherwise than those of the data."""
         for name, of_data in state["learner"]["beside"].items():
@@ -199,4 +188,4 @@ class BC(DataRing[BCConfig]):
                     "from: its weights would see other numbers than they have learnt; train it on the same data, or "
                     "both runs with normalize_observations=false"
                 )
-        return state | {"learner": state["learner"] | {"weights": network_weights(weights)}}
+        return super().with_weights(state, weights)

@@ -35,7 +35,7 @@ from rlplat.rl.learning.backend import Computation
 from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.off_policy.learner import CHUNK, TransitionLearner
-from rlplat.rl.off_policy.ring import ReplayRing, bounded_actor
+from rlplat.rl.off_policy.ring import bounded_actor
 from rlplat.rl.offline.config import NOT_SAMPLED, DataConfig
 from rlplat.rl.offline.dataset import read_episodes
 from rlplat.rl.offline.ring import DataRing, Epochs
@@ -181,7 +181,6 @@ class CQL(DataRing[CQLConfig]):
 
     name, config_class, learner_class = "cql", CQLConfig, CQLLearner
     nets, losses = {"torch": TorchCQL}, (*SAC.losses, "log_sum_exp_q")
-    with_weights = staticmethod(ReplayRing.with_weights)
 
     def check_spaces(self) -> None:
         require_bounded(self.spaces, self.config.env, self.name)

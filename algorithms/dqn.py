@@ -43,11 +43,9 @@ from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.given_weights import given_to, network_weights
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
+from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.parameter_server import ParameterServer
-from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
@@ -68,6 +66,7 @@ from rlplat.rl.replay.shard import ReplayShard
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.transition_batch import TransitionBatch, rollout_times
+from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.schedules import LinearSchedule, ScheduledShare
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import MASK, SpaceSpec
@@ -287,8 +286,10 @@ def quantile_huber_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
     return (weights * huber).mean(dim=2).sum(dim=1)
 
 
-class TorchDQN:
+class TorchDQN(Saved):
     """Networks, optimizer and loss on torch; `TfDQN` is the same on TensorFlow."""
+
+    saved = {"**": "trainee", "target": "target", "noise": "_noise"}
 
     def __init__(self, config: DQNConfig, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence) -> None:
         import torch
@@ -423,23 +424,9 @@ class TorchDQN:
             else:
                 torch._foreach_lerp_(self._target_parameters, self._parameters, tau)
 
-    def get_state(self) -> dict[str, Any]:
-        from rlplat.rl.torch.weights import weights_of
-
-        return self.trainee.get_state() | {
-            "target": weights_of(self.target),
-            "noise": self._noise.get_state().numpy().copy(),
-        }
-
     def set_state(self, state: dict[str, Any]) -> None:
-        import torch
-
-        from rlplat.rl.torch.weights import load_weights
-
-        self.trainee.set_state(state)
-        load_weights(self.target, state["target"])
-        if "noise" in state:  # not where the other framework saved it
-            self._noise.set_state(torch.from_numpy(np.array(state["noise"], np.uint8)))
+        own = {} if "noise" in state else {"noise": state_of(self._noise)}  # the other framework saves none
+        super().set_state(state | own)
 
 
 class DQNLearner(Learner[DQNConfig]):
@@ -447,6 +434,13 @@ class DQNLearner(Learner[DQNConfig]):
 
     Knows no framework; `_net` does the arithmetic (of `DQN.nets`).
     """
+
+    saved = {
+        "**net": "_net",
+        "**replay": "_replay",
+        "updates": "_updates",
+        "obs_statistics": "_obs_statistics",
+    }
 
     def __init__(
         self,
@@ -556,30 +550,13 @@ class DQNLearner(Learner[DQNConfig]):
         own = {"learner/updates": self._updates, "learner/epsilon": self.value(self.config.epsilon)}
         return own | self.step_metrics(trained)
 
-    def _beside(self) -> Weights:
+    def beside(self) -> Weights:
         """What travels with the weights: the share of random actions, statistics of observations."""
         epsilon = np.array([self.value(self.config.epsilon)], np.float32)
         return {EPSILON: epsilon} | self._obs_statistics.weights()
 
-    def weights(self) -> Weights:
-        return super().weights() | self._beside()
-
-    def get_state(self) -> dict[str, Any]:
-        return self._net.get_state() | {
-            **super().get_state(),
-            "exploration": self._beside(),
-            "obs_statistics": self._obs_statistics.get_state(),
-            "updates": self._updates,
-            **(self._replay.get_state() if self._replay else {}),
-        }
-
     def set_state(self, state: dict[str, Any]) -> None:
-        self._net.set_state(state)
-        if self._replay:
-            self._replay.set_state(state)
-        self._updates = int(state["updates"])
-        self._obs_statistics.set_state(state.get("obs_statistics"))
-        super().set_state(state)
+        super().set_state({"obs_statistics": None} | state)  # earlier versions kept none
 
 
 class DQN(Algorithm[DQNConfig]):
@@ -595,6 +572,7 @@ class DQN(Algorithm[DQNConfig]):
     learner_class = DQNLearner
     nets = {"torch": TorchDQN, "tf": "rlplat.algorithms.other_frameworks.dqn_tf:TfDQN"}
     losses = ("loss",)
+    weights_keys = ("weights", "target")
 
     def setup(self) -> None:
         """Parameter server, replay, learner, rollout workers; returns when the first weights are published."""
@@ -607,7 +585,7 @@ class DQN(Algorithm[DQNConfig]):
             rings = PolicyRings(
                 plan,
                 settings,
-                lambda name, own, spec, server: self._start_learner(
+                lambda name, own, spec, server: self.start_learners(
                     own,
                     spec,
                     server,
@@ -629,7 +607,7 @@ class DQN(Algorithm[DQNConfig]):
                 shard = spread(ReplayShard, settings)
                 parts = [shape_of_shard(shape, config, i) for i in range(config.num_replay_shards)]
                 shards = [self.start(shard, settings, spec, part, i) for i, part in enumerate(parts)]
-            learners = self._start_learner(settings, spec, server, None if shards else shape)
+            learners = self.start_learners(settings, spec, server, None if shards else shape)
             self.learners = self.add(learners, saved_as="learner")
             self.workers = self.start_workers(
                 lambda *place: worker.remote(
@@ -642,20 +620,6 @@ class DQN(Algorithm[DQNConfig]):
             if shards:
                 self.apex = self.add(ApexRing(config, shards, learners, self.workers, self.tally))
         self.learners.wait_until_ready()
-
-    def _start_learner(
-        self,
-        settings: dict[str, Any],
-        spec: PolicySpec,
-        parameter_server: ActorHandle,
-        replay: ReplayShape | None,
-    ) -> LearnerGroup:
-        """replay: what the learner itself holds."""
-        learner = learner_actor(self.learner_class, settings, spec)
-        return LearnerGroup(
-            parameter_server,
-            lambda _: learner.remote(self.computation, settings, spec, parameter_server, replay),
-        )
 
     def step(self) -> Result:
         """Synchronous: sample, update, publish. Asynchronous: as many env steps, whoever does what meanwhile."""
@@ -690,20 +654,6 @@ class DQN(Algorithm[DQNConfig]):
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """The policy that acts with this algorithm's weights; settings: the config as a dict."""
         return policy_for(settings, spaces, seed, q=q_spec(DQNConfig.among(settings)))
-
-    @staticmethod
-    def policy_weights(state: dict[str, Any]) -> Weights:
-        """What `make_policy`'s policy acts with, out of `get_state()`."""
-        return weights_in_state(state["learner"], lambda learner: learner["weights"] | learner["exploration"])
-
-    @staticmethod
-    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        """What `get_state()` returned, with such weights in the place of its own, for the target network too."""
-
-        def put(learner: dict[str, Any], own: Weights) -> dict[str, Any]:
-            return given_to(learner, own) | {"target": network_weights(own)}
-
-        return state | {"learner": put_weights_in_state(state["learner"], weights, put)}
 
 
 def q_spec(config: DQNConfig) -> QSpec:

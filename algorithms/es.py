@@ -49,7 +49,6 @@ from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.numpy_optimizers import Adam, Momentum, Optimizer
@@ -62,6 +61,7 @@ from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer, merge_gathered
 from rlplat.rl.sampling.perturbed_episodes import EpisodeChance, PerturbedEpisodes
+from rlplat.rl.saved import Saved
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_process
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
@@ -351,6 +351,8 @@ def seed_of(
 class ESLearner(Learner[ESConfig]):
     """An actor: shapes the returns, estimates the gradient, makes one step of the optimizer, publishes the weights."""
 
+    saved = {"optimizer": "_optimizer", "obs_statistics": "_obs_statistics"}
+
     def __init__(
         self,
         computation: Computation,
@@ -460,18 +462,12 @@ class ESLearner(Learner[ESConfig]):
         return self._shape.named(self._theta) | self._obs_statistics.weights()
 
     def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {
-            "weights": self.weights(),
-            "optimizer": self._optimizer.get_state(),
-            "obs_statistics": self._obs_statistics.get_state(),
-        }
+        return super().get_state() | {"weights": self.weights()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where `get_state` was called, under the same version: it says which noise comes next."""
         self._theta = self._shape.flat(state["weights"])
-        self._optimizer.set_state(state["optimizer"])
-        self._obs_statistics.set_state(state["obs_statistics"])
-        self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
+        Saved.set_state(self, state)
         nothing = {"optimizer": None, "obs_statistics": None, "ledger": None}
         published = {"version": self.version, "weights": self.weights()}
         rlplat.get(self._parameter_server.set_state.remote(nothing | published))
@@ -551,15 +547,6 @@ class ES(Algorithm[ESConfig]):
             sample_actions=config.sample_actions,
             action_noise=config.action_noise,
         )
-
-    @staticmethod
-    def policy_weights(state: dict[str, Any]) -> Weights:
-        weights: Weights = state["learner"]["weights"]
-        return weights
-
-    @staticmethod
-    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        return state | {"learner": given_to(state["learner"], weights)}
 
 
 def preflight(config: ESConfig) -> SpaceSpec:

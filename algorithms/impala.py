@@ -34,20 +34,15 @@ from pydantic import Field
 
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
-from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Obs, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import ActorCriticLearner
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.queue_ring import QueueRing
-from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.obs_tree import obs_rows
 from rlplat.rl.policies.framework_check import require_torch
-from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
-from rlplat.rl.run.algorithm import Algorithm
-from rlplat.rl.sampling.learning_rewards import LearningRewards
+from rlplat.rl.run.on_policy import OnPolicy, require_learnable
 from rlplat.rl.sampling.returns import explained_variance, vtrace
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts, join_envs
@@ -379,7 +374,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaConfig]):
         return {"targets": found.targets, "advantages": found.advantages, "rhos": found.rhos}
 
 
-class Impala(Algorithm[ImpalaConfig]):
+class Impala(OnPolicy[ImpalaConfig]):
     """The ring, and `step()`, which keeps it turning.
 
     with Impala(ImpalaConfig(env="CartPole-v1", seed=1)) as impala:
@@ -391,16 +386,18 @@ class Impala(Algorithm[ImpalaConfig]):
     config_class: type[ImpalaConfig] = ImpalaConfig
     learner_class = ImpalaLearner
     losses = ("loss",)
+    spaces: SpaceSpec
+
+    def preflight(self) -> SpaceSpec:
+        return preflight(self.config)
 
     def setup(self) -> None:
         """Parameter server, learner, rollout workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
-        self.spaces = preflight(config)
+        self.spaces = self.looked_at
         spec = policy_spec(settings["policy"], self.spaces)
         server, worker = self.start(ParameterServer), spread(ImpalaWorker, settings)
-        learner = learner_actor(self.learner_class, settings, spec)
-        group = LearnerGroup(server, lambda _: learner.remote(self.computation, settings, spec, server))
-        self.learners = self.add(group, saved_as="learner")
+        group = self.learners = self.add(self.start_learners(settings, spec, server), saved_as="learner")
         self.workers = self.start_workers(lambda *place: worker.remote(settings, *place), num_batches=2)
         ring = QueueRing(
             group,
@@ -420,7 +417,7 @@ class Impala(Algorithm[ImpalaConfig]):
     @property
     def not_saved(self) -> tuple[str, ...]:
         waiting = "rollouts that wait for the learner (with deterministic: true there are none)"
-        return (*self.workers.not_saved(), *([] if self.config.deterministic else [waiting]))
+        return (*super().not_saved, *([] if self.config.deterministic else [waiting]))
 
     def get_state(self) -> dict[str, Any]:
         """Waits for the rollouts and updates that are running."""
@@ -431,22 +428,6 @@ class Impala(Algorithm[ImpalaConfig]):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.ring.reset()
-
-    @staticmethod
-    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
-        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        return policy_for(settings, spaces, seed)
-
-    @staticmethod
-    def policy_weights(state: dict[str, Any]) -> Weights:
-        """What `make_policy`'s policy acts with, out of `get_state()`."""
-        weights: Weights = state["learner"]["weights"] | state["learner"]["obs_weights"]
-        return weights
-
-    @staticmethod
-    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        """What `get_state()` returned, with such weights in the place of its own."""
-        return state | {"learner": given_to(state["learner"], weights)}
 
 
 def make_optimizer(config: ImpalaConfig, network: Any) -> Any:
@@ -467,8 +448,5 @@ def preflight(config: ImpalaConfig) -> SpaceSpec:
     """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
     require_torch(config.framework, Impala.name)
     spaces = check.preflight(config)
-    spec = policy_spec(config.policy.model_dump(), spaces)
-    if config.normalize_observations:
-        require_normalizable(spec.obs, images=True)
-    LearningRewards(config)  # refuses settings that exclude each other
+    require_learnable(config, [policy_spec(config.policy.model_dump(), spaces)])
     return spaces

@@ -127,6 +127,8 @@ def rollout_steps(length: float) -> int:
 class TorchMBPO(TorchSAC):
     """SAC's networks, and the model."""
 
+    saved = {"model": "model"}
+
     def __init__(self, config: MBPOConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
         from rlplat.rl.torch.model_based.ensemble import DynamicsEnsemble
 
@@ -150,13 +152,6 @@ class TorchMBPO(TorchSAC):
             actions, _ = squashed_sample(outputs, nets.noise(outputs.chunk(2, dim=-1)[0]))
         return self._scale.to_environment(actions.cpu().numpy())
 
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"model": self.model.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.model.set_state(state["model"])
-
 
 NO_ROLLOUTS = {"learner/model_dropped": 0.0, "time/model_train_s": 0.0, "time/model_rollout_s": 0.0}
 """Metrics of a round before anything was done with the model."""
@@ -164,6 +159,8 @@ NO_ROLLOUTS = {"learner/model_dropped": 0.0, "time/model_train_s": 0.0, "time/mo
 
 class MBPOLearner(ReplayLearner):
     """An actor: the replay, the model, the model's replay, and SAC that learns from both."""
+
+    saved = {"fitted_at": "_fitted_at", "model_figures": "_model_figures"}
 
     config: MBPOConfig
     trainee: TorchMBPO
@@ -282,17 +279,13 @@ class MBPOLearner(ReplayLearner):
         )
 
     def get_state(self) -> dict[str, Any]:
-        saves = self.config.save_replay
         return super().get_state() | {
-            "model_replay": self._imagined.get_state() if saves else None,
-            "fitted_at": self._fitted_at,
-            "model_figures": self._model_figures,
+            "model_replay": self._imagined.get_state() if self.config.save_replay else None
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         if self.config.save_replay and state["model_replay"] is not None:
             self._imagined.set_state(state["model_replay"])
-        self._fitted_at, self._model_figures = state["fitted_at"], dict(state["model_figures"])
         super().set_state(state)
 
 

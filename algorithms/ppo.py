@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -36,21 +36,16 @@ from pydantic import Field
 
 from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig
-from rlplat.rl.interfaces import Array, Obs, Policy, Result, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Obs, Result, UpdateReport
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.given_weights import given_to
 from rlplat.rl.learning.learner import ActorCriticLearner
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor, learner_gpus
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.learning.parameter_server import ParameterServer
-from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
 from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env, policy_specs
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
-from rlplat.rl.normalization import require_normalizable
-from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
-from rlplat.rl.run.algorithm import Algorithm
-from rlplat.rl.sampling.learning_rewards import LearningRewards
+from rlplat.rl.run.on_policy import OnPolicy, require_learnable
 from rlplat.rl.sampling.returns import explained_variance, gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts, join_envs
@@ -249,6 +244,8 @@ class PPOLearner(ActorCriticLearner[PPOConfig]):
     Knows no framework; `_net` does the arithmetic (of `PPO.nets`).
     """
 
+    saved = {"rng": "_rng"}
+
     def __init__(
         self,
         computation: Computation,
@@ -378,13 +375,6 @@ class PPOLearner(ActorCriticLearner[PPOConfig]):
         rows = np.arange(num_steps)[:, None] * num_envs
         return [rows + part for part in np.array_split(self._rng.permutation(envs), num_minibatches)]
 
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"rng": self._rng.bit_generator.state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
-        super().set_state(state)
-
 
 def _advantage_moments(advantages: Array, indices: Array, valid: Array) -> dict[str, float]:
     """What normalises the advantages of one minibatch (c7): over all its rows, whichever learner trains on them."""
@@ -398,7 +388,7 @@ def _advantage_moments(advantages: Array, indices: Array, valid: Array) -> dict[
     }
 
 
-class PPO(Algorithm[PPOConfig]):
+class PPO(OnPolicy[PPOConfig]):
     """The ring, and `step()`, which turns it once.
 
     with PPO(PPOConfig(env="CartPole-v1", seed=1)) as ppo:
@@ -416,13 +406,8 @@ class PPO(Algorithm[PPOConfig]):
     }
     losses = ("loss",)
 
-    @cached_property
-    def looked_at(self) -> SpaceSpec | MultiAgentPlan:
+    def preflight(self) -> SpaceSpec | MultiAgentPlan:
         return preflight(self.config, self.computation)
-
-    def preload(self) -> tuple[str, ...]:
-        settings = self.config.model_dump()
-        return self.computation.preload(self.config, lambda: policy_specs(settings, self.looked_at))
 
     def setup(self) -> None:
         """Parameter server, learners, rollout workers; returns when the first weights are published."""
@@ -433,25 +418,15 @@ class PPO(Algorithm[PPOConfig]):
         self.notes = (self.computation.note(self.config, specs),)
         self.learners: LearnerGroup | PolicyRings
         if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
-            rings = PolicyRings(spaces, settings, lambda _name, *its: self._start_learners(*its))
+            rings = PolicyRings(spaces, settings, lambda _name, *its: self.start_learners(*its))
             self.learners = self.add(rings, saved_as="learner")
             self.workers = self.start_workers(rings.worker_maker(self.make_policy), len(spaces.trained))
         else:
             server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
-            learners = self._start_learners(settings, policy_spec(settings["policy"], spaces), server)
+            learners = self.start_learners(settings, policy_spec(settings["policy"], spaces), server)
             self.learners = self.add(learners, saved_as="learner")
             self.workers = self.start_workers(lambda *place: worker.remote(settings, *place))
         self.learners.wait_until_ready()
-
-    def _start_learners(
-        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle
-    ) -> LearnerGroup:
-        learner = learner_actor(self.learner_class, settings, spec)
-        return LearnerGroup(
-            parameter_server,
-            lambda rank: learner.remote(self.computation, settings, spec, parameter_server, rank),
-            settings["learner"]["num_learners"],
-        )
 
     def step(self) -> Result:
         """One round: sample, update, publish."""
@@ -459,25 +434,6 @@ class PPO(Algorithm[PPOConfig]):
         batches = self.workers.sample(*self.learners.latest(), ahead=self._overlaps)
         report = self.workers.deliver(batches, self.learners.update)
         return self.result(report, self.workers.metrics())
-
-    @property
-    def not_saved(self) -> tuple[str, ...]:
-        return self.workers.not_saved()
-
-    @staticmethod
-    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
-        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        return policy_for(settings, spaces, seed)
-
-    @staticmethod
-    def policy_weights(state: dict[str, Any]) -> Weights:
-        """What `make_policy`'s policy acts with, out of `get_state()`."""
-        return weights_in_state(state["learner"], lambda learner: learner["weights"] | learner["obs_weights"])
-
-    @staticmethod
-    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        """What `get_state()` returned, with such weights in the place of its own."""
-        return state | {"learner": put_weights_in_state(state["learner"], weights, given_to)}
 
 
 def overlaps(config: PPOConfig, specs: Sequence[PolicySpec]) -> bool:
@@ -493,11 +449,7 @@ def preflight(config: PPOConfig, computation: Computation) -> SpaceSpec | MultiA
     """In the driver, before any actor starts: the environment is sound, and policies for its spaces can be built."""
     settings = config.model_dump()
     spaces = look_at_env(settings)
-    for spec in policy_specs(settings, spaces):
-        computation.require(config, spec)
-        if config.normalize_observations:
-            require_normalizable(spec.obs, images=config.framework == "torch")
-    LearningRewards(config)  # refuses settings that exclude each other
+    require_learnable(config, policy_specs(settings, spaces), computation)
     num_envs = max(1, config.num_rollout_workers) * config.num_envs_per_worker
     if num_envs < config.learner.num_learners:
         raise ConfigError(

@@ -32,6 +32,7 @@ from rlplat.rl.off_policy.config import OffPolicyConfig
 from rlplat.rl.off_policy.ring import ReplayRing
 from rlplat.rl.policies.bounded_actor import ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.saved import Saved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,8 +109,10 @@ class EntropyCoefficient:
             self._log["log_alpha"] = np.array(state["log_alpha"], np.float32)
 
 
-class TorchSAC:
+class TorchSAC(Saved):
     """Networks, optimizers and losses on torch."""
+
+    saved = {"**": "trainee", "alpha": "alpha"}
 
     def __init__(self, config: SACConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
         from rlplat.rl.torch.continuous.trainee import ActorAndCritics
@@ -174,13 +177,6 @@ class TorchSAC:
 
     def actor_loss(self, q: Tensor, log_probs: Tensor, alpha: float) -> Tensor:
         return actor_loss(q, log_probs, alpha)
-
-    def get_state(self) -> dict[str, Any]:
-        return self.trainee.get_state() | {"alpha": self.alpha.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.trainee.set_state(state)
-        self.alpha.set_state(state["alpha"])
 
 
 class SAC(ReplayRing[SACConfig]):

@@ -30,12 +30,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from pydantic import Field
 
-from rlplat.rl.interfaces import Weights
-from rlplat.rl.learning.given_weights import given_to, network_weights
 from rlplat.rl.off_policy.config import OffPolicyConfig
 from rlplat.rl.off_policy.ring import ReplayRing
 from rlplat.rl.policies.bounded_actor import ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.saved import Saved
 from rlplat.section import Count
 
 if TYPE_CHECKING:
@@ -84,8 +83,10 @@ def clipped_targets(returns: Tensor, discounts: Tensor, next_q: Tensor) -> Tenso
     return returns + discounts * next_q[0].minimum(next_q[1])
 
 
-class TorchTD3:
+class TorchTD3(Saved):
     """Networks, optimizers and losses on torch."""
+
+    saved = {"**": "trainee", "target_actor": "target_actor", "delayed": "_updates"}
 
     def __init__(self, config: TD3Config, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
         from rlplat.rl.torch.continuous.trainee import ActorAndCritics
@@ -144,19 +145,6 @@ class TorchTD3:
     def actor_loss(self, q: Tensor) -> Tensor:
         return actor_loss(q)
 
-    def get_state(self) -> dict[str, Any]:
-        from rlplat.rl.torch.weights import weights_of
-
-        target = {"target_actor": weights_of(self.target_actor), "delayed": self._updates}
-        return self.trainee.get_state() | target
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        from rlplat.rl.torch.weights import load_weights
-
-        self.trainee.set_state(state)
-        load_weights(self.target_actor, state["target_actor"])
-        self._updates = int(state["delayed"])
-
 
 def actor_spec(config: TD3Config) -> ActorSpec:
     return ActorSpec("deterministic", config.exploration_noise)
@@ -172,16 +160,8 @@ class TD3(ReplayRing[TD3Config]):
 
     name, config_class, nets = "td3", TD3Config, {"torch": TorchTD3}
     losses = ("smoothed_actions", "clipped_targets", "critic_loss", "actor_loss")
+    weights_keys = ("weights", "target_actor")
 
     @staticmethod
     def actor_spec(settings: dict[str, Any]) -> ActorSpec:
         return actor_spec(TD3Config.among(settings))
-
-    @staticmethod
-    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        """What `get_state()` returned, with such weights in the place of its actor's, for the target actor too."""
-        learner = given_to(state["learner"], weights) | {
-            "target_actor": network_weights(weights),
-            "acts_from_start": True,
-        }
-        return state | {"learner": learner}

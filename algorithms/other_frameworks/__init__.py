@@ -3,7 +3,7 @@
 WRITTEN_FOR = {
     "rlplat.algorithms.ppo": "36284e97",
     "rlplat.algorithms.a3c": "75abd857",
-    "rlplat.algorithms.dqn": "e0737d98",
+    "rlplat.algorithms.dqn": "ee8bbcb4",
 }
 """The torch class of each algorithm that these are the twins of, by its `rlplat.rl.learning.backend.fingerprint`. Where
 a file's class or losses read otherwise, its twins are not used: torch computes what is written."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs, Weights
+from rlplat.rl.saved import Saved
 from rlplat.rl.spaces import MASK, ObsSpec
 
 log = logging.getLogger("rlplat.start")
@@ -81,11 +82,13 @@ def _shown(obs: ObsSpec | dict[str, ObsSpec]) -> str:
     return f"Dict({', '.join(f'{path}: {leaf}' for path, leaf in obs.items())})"
 
 
-class RunningMeanVar:
+class RunningMeanVar(Saved):
     """Mean and variance of a stream, batch by batch (Chan, Golub & LeVeque 1983: exact merging of two samples).
 
     float64 inside; `mean` and `var` have the shape of one element; an empty stream has mean 0 and variance 1.
     """
+
+    saved = {"mean": "mean", "var": "var", "count": "count"}
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.mean = np.zeros(shape, np.float64)
@@ -112,14 +115,6 @@ class RunningMeanVar:
         self.mean = self.mean + delta * (count / total)
         self.var = squares / total
         self.count = total
-
-    def get_state(self) -> dict[str, Any]:
-        return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.mean = np.array(state["mean"], np.float64)
-        self.var = np.array(state["var"], np.float64)
-        self.count = int(state["count"])
 
 
 def moments(elements: Array) -> tuple[Array, Array]:

@@ -18,6 +18,7 @@ from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import LEAST_PIXEL_VAR, OBS_MEAN, OBS_VAR
+from rlplat.rl.policies.spec import policy_spec
 
 pytestmark = pytest.mark.slow
 
@@ -188,7 +189,7 @@ def test_another_number_of_workers_scales_rewards_as_those_before_and_repeats_no
 
 def make_workers(num_workers: int, **settings: Any) -> tuple[Any, list[A3CWorker]]:
     config = A3CConfig(**(QUICK | {"num_rollout_workers": num_workers} | settings))
-    spec, _ = preflight(config, computation_of(A3C))
+    spec = policy_spec(config.policy.model_dump(), preflight(config, computation_of(A3C)))
     server = rlplat.remote(ParameterServer).remote(make_optimizer(config), config.max_staleness)
     workers = [
         A3CWorker(computation_of(A3C), config.model_dump(), index, 0, spec, [server])

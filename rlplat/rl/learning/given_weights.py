@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,11 @@ def carried_statistics(weights: Weights) -> dict[str, Any] | None:
     return {"mean": mean, "var": var, "count": CARRIED_OBSERVATIONS}
 
 
-def given_to(learner: dict[str, Any], weights: Weights) -> dict[str, Any]:
-    """A learner's state with these weights, and the statistics that came with them, in the place of its own."""
-    return learner | {"weights": network_weights(weights), "obs_statistics": carried_statistics(weights)}
+def given_to(learner: dict[str, Any], weights: Weights, keys: Sequence[str] = ("weights",)) -> dict[str, Any]:
+    """A learner's state with these weights, under all these keys, and the statistics that came with them, in the place
+    of its own. They act from the first step on (`ReplayLearner`)."""
+    given = {key: network_weights(weights) for key in keys}
+    return learner | given | {"obs_statistics": carried_statistics(weights), "acts_from_start": True}
 
 
 def _network(weights: Weights) -> Weights:

@@ -19,6 +19,7 @@ from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.freed_memory import keep_freed_memory
 from rlplat.rl.sampling.learning_rewards import LearningRewards
 from rlplat.rl.sampling.sample_batch import SampleBatch, join_envs
+from rlplat.rl.saved import Saved
 from rlplat.rl.schedules import Schedule, schedule_value
 from rlplat.rl.seeding import seed_process
 
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
     from rlplat import ActorHandle
 
 
-class Learner(Generic[Config]):
+class Learner(Saved, Generic[Config]):
     """An actor, one of a `LearnerGroup`. The subclass writes `update(*batches)`, and what it keeps beside `trainee`.
 
     report = get(learner.update.remote(*batches))       # trains; env_steps += ...; publish_next()
     part, share = self.share_of(indices, valid)         # of a minibatch: its rows, and what its gradient counts
     """
 
+    saved = {"version": "version", "env_steps": "env_steps"}
     trainee: Any
     """What holds the network, of a framework: weights(), non_finite_gradients() and, in a group, join_group()."""
 
@@ -52,9 +54,13 @@ class Learner(Generic[Config]):
         raise NotImplementedError
 
     def weights(self) -> Weights:
-        """What is published: all that acts (the network's weights, normaliser statistics, exploration)."""
-        weights: Weights = self.trainee.weights()
+        """What is published: all that acts."""
+        weights: Weights = self.trainee.weights() | self.beside()
         return weights
+
+    def beside(self) -> Weights:
+        """What travels with the network's weights: normaliser statistics, exploration."""
+        return {}
 
     def value(self, schedule: Schedule) -> float:
         """Of a setting that changes over the run, now."""
@@ -105,13 +111,14 @@ class Learner(Generic[Config]):
         """An answer says that the constructor is through."""
 
     def get_state(self) -> dict[str, Any]:
-        return {"version": self.version, "env_steps": self.env_steps}
+        return super().get_state() | {"beside": self.beside()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where `get_state` was called. Called when the subclass has its weights: they are published, under
-        their version."""
-        self.env_steps = int(state["env_steps"])
-        self.version = max(int(state["version"]), self.version + 1)  # the server takes only newer ones
+        """Continue where `get_state` was called. What a subclass has beside `saved` it restores before: the weights are
+        published, under their version."""
+        newer = self.version + 1  # the server takes no other
+        super().set_state(state)
+        self.version = max(self.version, newer)
         self.publish()
 
     # -- in a group
@@ -156,6 +163,12 @@ class ActorCriticLearner(Learner[Config]):
     self._obs_statistics.update(obs, valid)             # after it: the batch was acted in with those of before
     """
 
+    saved = {
+        "**": "trainee",
+        "obs_statistics": "_obs_statistics",
+        "reward_normalizer": "_learning_rewards",
+    }
+
     def __init__(self, config: Any, spec: PolicySpec, parameter_server: ActorHandle, rank: int = 0) -> None:
         """config: of an algorithm with normalize_observations, normalize_rewards and clip_rewards."""
         super().__init__(config, parameter_server, rank)
@@ -186,21 +199,10 @@ class ActorCriticLearner(Learner[Config]):
         return np.concatenate([self._learning_rewards(each) for each in batches], axis=1)
 
     def weights(self) -> Weights:
-        """With the statistics that observations are to be normalised with."""
         if self._first_measured == math.inf and not self._obs_statistics.is_empty:
             self._first_measured = self.version
-        return super().weights() | self._obs_statistics.weights()
+        return super().weights()
 
-    def get_state(self) -> dict[str, Any]:
-        return self.trainee.get_state() | {
-            **super().get_state(),
-            "obs_weights": self._obs_statistics.weights(),
-            "obs_statistics": self._obs_statistics.get_state(),
-            "reward_normalizer": self._learning_rewards.get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.trainee.set_state(state)
-        self._obs_statistics.set_state(state["obs_statistics"])
-        self._learning_rewards.set_state(state["reward_normalizer"])
-        super().set_state(state)
+    def beside(self) -> Weights:
+        """The statistics that observations are to be normalised with."""
+        return self._obs_statistics.weights()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Weights
+from rlplat.rl.saved import Saved
 
 BLOCK = 1 << 14
 """Elements at a time: a block of each operand stays in the cache through all passes over it."""
@@ -29,14 +30,18 @@ class Optimizer(Protocol):
         """Descend: changes `weights` in place. Both: float32 by name, C-contiguous, equal shapes."""
         ...
 
-    def get_state(self) -> dict[str, Any]:
-        """`slots`: statistics by slot, then by parameter name; `steps`: how often `step` was called."""
-        ...
+    def get_state(self) -> dict[str, Any]: ...
 
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
-class RMSProp:
+class _Slots(Saved):
+    """Statistics by slot, then by parameter name; and how often `step` was called."""
+
+    saved = {"slots": "_slots", "steps": "_steps"}
+
+
+class RMSProp(_Slots):
     """Shared RMSProp of Mnih et al. 2016 (eq. S2, S3; non-centred, g starts at 0).
 
     g = decay * g + (1 - decay) * gradient^2
@@ -48,18 +53,19 @@ class RMSProp:
         self, *, decay: float = 0.99, epsilon: float = 1e-5, epsilon_inside_root: bool = True
     ) -> None:
         self._decay, self._epsilon, self._epsilon_inside_root = decay, epsilon, epsilon_inside_root
-        self._squares: Weights = {}
+        self._slots: dict[str, Weights] = {"squares": {}}
         self._steps = 0
 
     def step(self, weights: Weights, gradients: Weights, learning_rate: float) -> None:
         self._steps += 1
         decay, scratch = self._decay, np.empty(BLOCK, np.float32)
+        squares = self._slots["squares"]
         for name, gradient in gradients.items():
-            if name not in self._squares:
-                self._squares[name] = np.zeros(gradient.shape, np.float32)
+            if name not in squares:
+                squares[name] = np.zeros(gradient.shape, np.float32)
             if self._steps % SILENCE_PERIOD == 0:
-                _silence(self._squares[name])
-            for w, d, g in _blocks(weights[name], gradient, self._squares[name]):
+                _silence(squares[name])
+            for w, d, g in _blocks(weights[name], gradient, squares[name]):
                 delta = scratch[: len(d)]
                 np.multiply(d, d, out=delta)
                 delta *= 1.0 - decay
@@ -75,15 +81,8 @@ class RMSProp:
                 delta *= learning_rate
                 w -= delta
 
-    def get_state(self) -> dict[str, Any]:
-        return {"slots": {"squares": _copies(self._squares)}, "steps": self._steps}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._squares = _copies(state["slots"]["squares"])
-        self._steps = int(state["steps"])
-
-
-class Adam:
+class Adam(_Slots):
     """Kingma & Ba 2015, algorithm 1 (no weight decay); the same numbers as torch.optim.Adam.
 
     m = beta1 * m + (1 - beta1) * gradient;  v = beta2 * v + (1 - beta2) * gradient^2
@@ -92,22 +91,22 @@ class Adam:
 
     def __init__(self, *, epsilon: float = 1e-8, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self._epsilon, self._betas = epsilon, betas
-        self._means: Weights = {}
-        self._squares: Weights = {}
+        self._slots: dict[str, Weights] = {"means": {}, "squares": {}}
         self._steps = 0
 
     def step(self, weights: Weights, gradients: Weights, learning_rate: float) -> None:
         self._steps += 1
         (beta1, beta2), scratch = self._betas, np.empty(BLOCK, np.float32)
+        means, squares = self._slots["means"], self._slots["squares"]
         step_size = learning_rate / (1.0 - beta1**self._steps)
         root_correction = math.sqrt(1.0 - beta2**self._steps)
         for name, gradient in gradients.items():
-            if name not in self._means:
-                self._means[name] = np.zeros(gradient.shape, np.float32)
-                self._squares[name] = np.zeros(gradient.shape, np.float32)
+            if name not in means:
+                means[name] = np.zeros(gradient.shape, np.float32)
+                squares[name] = np.zeros(gradient.shape, np.float32)
             if self._steps % SILENCE_PERIOD == 0:
-                _silence(self._means[name], self._squares[name])
-            for w, d, m, v in _blocks(weights[name], gradient, self._means[name], self._squares[name]):
+                _silence(means[name], squares[name])
+            for w, d, m, v in _blocks(weights[name], gradient, means[name], squares[name]):
                 delta = scratch[: len(d)]
                 np.multiply(d, 1.0 - beta1, out=delta)
                 m *= beta1
@@ -123,18 +122,11 @@ class Adam:
                 delta *= step_size
                 w -= delta
 
-    def get_state(self) -> dict[str, Any]:
-        slots = {"means": _copies(self._means), "squares": _copies(self._squares)}
-        return {"slots": slots, "steps": self._steps}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._means = _copies(state["slots"]["means"])
-        self._squares = _copies(state["slots"]["squares"])
-        self._steps = int(state["steps"])
-
-
-class Momentum:
+class Momentum(Saved):
     """SGD as torch.optim.SGD(momentum=) has it: v = momentum * v + gradient;  w = w - learning_rate * v."""
+
+    saved = {"velocities": "_velocities"}
 
     def __init__(self, momentum: float) -> None:
         self._momentum = np.float32(momentum)
@@ -146,12 +138,6 @@ class Momentum:
             velocity *= self._momentum
             velocity += gradient
             weights[name] -= np.float32(learning_rate) * velocity
-
-    def get_state(self) -> dict[str, Any]:
-        return {"velocities": {name: velocity.copy() for name, velocity in self._velocities.items()}}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._velocities = {name: np.array(v, np.float32) for name, v in state["velocities"].items()}
 
 
 def clip_by_global_norm(gradients: Weights, max_norm: float = math.inf) -> float:
@@ -181,7 +167,3 @@ def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
 def _silence(*statistics: Array) -> None:
     for array in statistics:
         array[np.abs(array) < SILENT] = 0.0
-
-
-def _copies(arrays: Weights) -> Weights:
-    return {name: np.array(array, np.float32) for name, array in arrays.items()}

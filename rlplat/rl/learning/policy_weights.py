@@ -50,8 +50,15 @@ def put_weights_in_state(
     }
 
 
-def weights_in_state(state: dict[str, Any], acting_weights: Callable[[dict[str, Any]], Weights]) -> Weights:
-    """All policies' weights in `PolicyRings.get_state()`, joined; acting_weights: those in one learner's state."""
+def acting_weights(learner: dict[str, Any]) -> Weights:
+    """What acts, in the state of a `Learner`."""
+    names = ("beside", "obs_weights", "exploration")  # the last two of earlier versions
+    weights: Weights = learner["weights"] | next((learner[name] for name in names if name in learner), {})
+    return weights
+
+
+def weights_in_state(state: dict[str, Any]) -> Weights:
+    """All policies' weights in `PolicyRings.get_state()`, joined; of one learner's state its own."""
     if "policies" not in state:
         return acting_weights(state)
     by_policy = {name: acting_weights(each) for name, each in state["policies"].items()} | state["frozen"]

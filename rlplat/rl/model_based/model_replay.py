@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 
@@ -11,14 +10,17 @@ from rlplat.rl.interfaces import Array
 from rlplat.rl.model_based.rollouts import Imagined
 from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.replay.ring import Ring
+from rlplat.rl.saved import Saved
 
 
-class ModelReplay:
+class ModelReplay(Saved):
     """A ring of `capacity` rows.
 
     replay.add(imagined)
     minibatch = replay.sample(243)
     """
+
+    saved = {"**": "_ring", "rng": "_rng"}
 
     def __init__(
         self, capacity: int, num_obs: int, num_actions: int, discount: float, seed: np.random.SeedSequence
@@ -57,16 +59,6 @@ class ModelReplay:
             rows=rows,
             stamps=np.zeros(size, np.int64),
         )
-
-    def get_state(self) -> dict[str, Any]:
-        """The filled part only."""
-        columns, written = self._ring.get_columns(), self._ring.num_added
-        return {"columns": columns, "written": written, "rng": self._rng.bit_generator.state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Into an empty replay; of another capacity, the newest that it has room for."""
-        self._ring.set_columns(state["columns"], int(state["written"]))
-        self._rng.bit_generator.state = state["rng"]
 
 
 def mixed(real: Minibatch, imagined: Minibatch, num_batches: int) -> Minibatch:

@@ -57,6 +57,8 @@ class TransitionLearner(Learner[OffPolicyConfig]):
     """Trains on transitions, wherever they come from. Knows no framework: `trainee` does the arithmetic, made by
     `nets["torch"]` of the algorithm with (config, spec, seed). A subclass writes `update`."""
 
+    saved = {"**": "trainee", "obs_statistics": "obs_statistics", "updates": "updates"}
+
     trainee: Trained
 
     def __init__(
@@ -100,28 +102,12 @@ class TransitionLearner(Learner[OffPolicyConfig]):
         """What travels with the weights: statistics of observations."""
         return self.obs_statistics.weights()
 
-    def weights(self) -> Weights:
-        return self.trainee.weights() | self.beside()
-
-    def get_state(self) -> dict[str, Any]:
-        state = super().get_state() | self.trainee.get_state()
-        return state | {
-            "beside": self.beside(),
-            "obs_statistics": self.obs_statistics.get_state(),
-            "updates": self.updates,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.trainee.set_state(state)
-        self.obs_statistics.set_state(state["obs_statistics"])
-        self.updates = int(state["updates"])
-        super().set_state(state)
-
 
 class ReplayLearner(TransitionLearner):
     """Keeps the replay, into which rollout workers' transitions come. A subclass may change where the minibatches come
     from (`draw`), and what happens before the gradient steps of a round (`learn`)."""
 
+    saved = {"**": "replay", "acts_from_start": "acts_from_start"}
     acts_from_start = False
     """Whether it began with the weights of another run: these act, also before `learning_starts`."""
 
@@ -184,11 +170,5 @@ class ReplayLearner(TransitionLearner):
         warms_up = self.env_steps < self.config.learning_starts and not self.acts_from_start
         return {EPSILON: np.array([float(warms_up)], np.float32)} | super().beside()
 
-    def get_state(self) -> dict[str, Any]:
-        state = super().get_state() | self.replay.get_state()
-        return state | {"acts_from_start": self.acts_from_start}
-
     def set_state(self, state: dict[str, Any]) -> None:
-        self.acts_from_start = bool(state.get("acts_from_start"))
-        self.replay.set_state(state)
-        super().set_state(state)
+        super().set_state({"acts_from_start": False} | state)  # earlier versions kept none

@@ -16,8 +16,6 @@ import numpy as np
 from rlplat.errors import ConfigError
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Policy, Result, Weights
-from rlplat.rl.learning.given_weights import given_to
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.off_policy.config import OffPolicyConfig
@@ -54,11 +52,7 @@ class ReplayRing(Algorithm[RingConfig]):
         self.check_spaces()
         spec, shape = policy_spec(settings["policy"], self.spaces), replay_shape(config)
         server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
-        learner = learner_actor(self.learner_class, settings, spec)
-        group = LearnerGroup(
-            server, lambda _: learner.remote(self.computation, settings, spec, server, shape)
-        )
-        self.learners = self.add(group, saved_as="learner")
+        self.learners = self.add(self.start_learners(settings, spec, server, shape), saved_as="learner")
         make, record = partial(bounded_actor, actor=self.actor_spec(settings)), record_of(config)
         self.workers = self.start_workers(lambda *place: worker.remote(settings, *place, make, record=record))
         self.learners.wait_until_ready()
@@ -82,17 +76,6 @@ class ReplayRing(Algorithm[RingConfig]):
     def make_policy(cls, settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """The policy that acts with this algorithm's weights; settings: the config as a dict."""
         return bounded_actor(settings, spaces, seed, actor=cls.actor_spec(settings))
-
-    @staticmethod
-    def policy_weights(state: dict[str, Any]) -> Weights:
-        """What `make_policy`'s policy acts with, out of `get_state()`."""
-        weights: Weights = state["learner"]["weights"] | state["learner"]["beside"]
-        return weights
-
-    @staticmethod
-    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        """What `get_state()` returned, with such weights in the place of its actor's; the critics stay."""
-        return state | {"learner": given_to(state["learner"], weights) | {"acts_from_start": True}}
 
     def set_weights(self, weights: Weights) -> None:
         super().set_weights(weights)

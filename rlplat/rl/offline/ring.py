@@ -13,9 +13,8 @@ import numpy as np
 
 from rlplat.errors import ConfigError
 from rlplat.rl.envs import check
-from rlplat.rl.interfaces import Result, Weights
+from rlplat.rl.interfaces import Result
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.offline.config import DataConfig
 from rlplat.rl.offline.dataset import Manifest, read_manifest
@@ -44,9 +43,7 @@ class DataRing(Algorithm[RingConfig]):
         self.check_spaces()
         self.notes = (f"{config.data}: {manifest}",)
         server, spec = self.start(ParameterServer), policy_spec(settings["policy"], self.spaces)
-        learner = learner_actor(self.learner_class, settings, spec)
-        group = LearnerGroup(server, lambda _: learner.remote(self.computation, settings, spec, server))
-        self.learners = self.add(group, saved_as="learner")
+        self.learners = self.add(self.start_learners(settings, spec, server), saved_as="learner")
         self.learners.wait_until_ready()
 
     def check_spaces(self) -> None:
@@ -56,12 +53,6 @@ class DataRing(Algorithm[RingConfig]):
         """One round: update, publish."""
         self.require_open()
         return self.result(self.learners.update([]), {})
-
-    @staticmethod
-    def policy_weights(state: dict[str, Any]) -> Weights:
-        """What `make_policy`'s policy acts with, out of `get_state()`."""
-        weights: Weights = state["learner"]["weights"] | state["learner"]["beside"]
-        return weights
 
 
 def preflight(config: DataConfig, algo: str) -> tuple[SpaceSpec, Manifest]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rlplat.rl.envs.board_games.game import BoardGame
 from rlplat.rl.interfaces import Array
 from rlplat.rl.replay.ring import Ring
+from rlplat.rl.saved import Saved
 
 
 class Positions(NamedTuple):
@@ -22,12 +23,14 @@ class Positions(NamedTuple):
     """float32[N]: 1 where that player won in the end, 0 for a draw, -1 for a loss."""
 
 
-class PositionReplay:
+class PositionReplay(Saved):
     """The newest `capacity` positions.
 
     replay.add(positions)
     drawn = replay.sample(256)
     """
+
+    saved = {"**": "_ring", "rng": "_rng"}
 
     def __init__(
         self, game: BoardGame, capacity: int, seed: np.random.SeedSequence, *, use_symmetries: bool
@@ -61,15 +64,3 @@ class PositionReplay:
             drawn.boards[here] = drawn.boards[here][:, cells]
             drawn.policies[here] = drawn.policies[here][:, actions]
         return drawn
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "columns": self._ring.get_columns(),
-            "num_added": self._ring.num_added,
-            "rng": self._rng.bit_generator.state,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Into an empty replay; of another capacity, the newest that it has room for."""
-        self._ring.set_columns(state["columns"], int(state["num_added"]))
-        self._rng.bit_generator.state = state["rng"]

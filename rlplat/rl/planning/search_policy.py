@@ -12,6 +12,7 @@ from rlplat.rl.envs.board_games.game import BoardGame
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.planning.mcts import Found, SearchSettings, draw, search
 from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.policies.stateless import Stateless
 from rlplat.rl.spaces import MASK
 from rlplat.rl.torch.device import use_threads
 from rlplat.rl.torch.networks import make_network
@@ -46,16 +47,15 @@ class NetworkEvaluator:
             return distribution.params.softmax(dim=-1).numpy(), values.tanh().numpy()
 
 
-class SearchPolicy:
+class SearchPolicy(Stateless):
     """Acts with the weights of a network of the same spec (see interfaces.Policy); begins every search anew."""
 
     def __init__(
         self, game: BoardGame, spec: PolicySpec, settings: SearchSettings, seed: np.random.SeedSequence
     ) -> None:
-        self.core_state = np.zeros((0, 0), np.float32)
+        super().__init__(seed)
         self._game, self._settings = game, settings
         self._evaluate = NetworkEvaluator(game, spec)
-        self.seed(seed)
 
     def set_weights(self, weights: Weights) -> None:
         self._evaluate.set_weights(weights)
@@ -70,18 +70,6 @@ class SearchPolicy:
 
     def values(self, obs: Obs) -> Array:
         return self._search(obs).values.astype(np.float32)
-
-    def reset_core(self, ended: Array) -> None:
-        """Nothing is carried from step to step."""
-
-    def seed(self, seed: np.random.SeedSequence) -> None:
-        self._rng = np.random.Generator(np.random.PCG64(seed))
-
-    def get_state(self) -> dict[str, Any]:
-        return {"rng": self._rng.bit_generator.state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
 
     def _search(self, obs: Obs) -> Found:
         assert isinstance(obs, dict)

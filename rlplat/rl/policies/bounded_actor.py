@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.features import flat_features
 from rlplat.rl.policies.numpy_mlp import Layer, forward, layer, layers
 from rlplat.rl.policies.spec import MANY_NUMBERS, PolicySpec
+from rlplat.rl.policies.stateless import Stateless
 from rlplat.rl.spaces import SpaceSpec, obs_leaves
 
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
@@ -40,7 +41,7 @@ class ActorSpec:
         return spec.action.flat_size * (2 if self.kind == "squashed_gaussian" else 1)
 
 
-class BoundedActor:
+class BoundedActor(Stateless):
     """Acts with the weights of rl/torch/continuous/networks.py's `Actor` of the same specs; see `interfaces.Policy`.
     There is no V: values are zeros; so are log-probabilities of deterministic actors and of uniform actions."""
 
@@ -48,8 +49,7 @@ class BoundedActor:
         self.spec, self.actor = spec, actor
         self.uniform_share = 0.0
         """Share of actions drawn uniformly between the bounds, which comes with the weights: 1 while a run warms up."""
-        self.core_state = np.zeros((0, 0), np.float32)
-        self._rng = np.random.Generator(np.random.PCG64(seed))
+        super().__init__(seed)
         self._normalize = ObsNormalizer(self.spec.obs)
         self._layers: list[Layer] = []
         self._scale = ActionScale(spec)
@@ -89,18 +89,6 @@ class BoundedActor:
     def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> zeros float32[B]."""
         return np.zeros(len(next(iter(obs.values())) if isinstance(obs, dict) else obs), np.float32)
-
-    def reset_core(self, ended: Array) -> None:
-        """Nothing is carried from step to step."""
-
-    def seed(self, seed: np.random.SeedSequence) -> None:
-        self._rng = np.random.Generator(np.random.PCG64(seed))
-
-    def get_state(self) -> dict[str, Any]:
-        return {"rng": self._rng.bit_generator.state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
 
     def _log_probs(self, u: Array, noise: Array, log_std: Array) -> Array:
         """float32[B]: of the actions in the environment's units; see `squashed_log_prob` in rl/torch/continuous."""

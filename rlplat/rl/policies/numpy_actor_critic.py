@@ -6,7 +6,6 @@ tests/rl/torch/test_policy.py holds both against each other.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -14,15 +13,16 @@ from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.policies.numpy_mlp import Layer, forward, layer, layers
 from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.policies.stateless import Stateless
 
 
-class NumpyActorCritic:
+class NumpyActorCritic(Stateless):
     """Acts with the weights of a torch `ActorCritic` built from the same spec (encoder: mlp)."""
 
     def __init__(self, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
         assert spec.is_plain_mlp, f"NumpyActorCritic acts for plain MLPs, not for {spec}"
         self.spec = spec
-        self._rng = np.random.Generator(np.random.PCG64(seed))
+        super().__init__(seed)
         self._normalize = ObsNormalizer()
         self._encoder: list[Layer] = []
         """Where both share it: then the two below are their heads alone."""
@@ -35,7 +35,6 @@ class NumpyActorCritic:
         if spec.heads[0].is_gaussian and spec.heads[0].low:
             low, high = np.array(spec.heads[0].low, np.float32), np.array(spec.heads[0].high, np.float32)
             self._rescale = (low, (high - low) / np.float32(2.0))
-        self.core_state = np.zeros((0, 0), np.float32)
 
     def set_weights(self, weights: Weights) -> None:
         num_layers = len(self.spec.hidden_sizes)
@@ -62,18 +61,6 @@ class NumpyActorCritic:
     def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B]."""
         return self._forward(obs)[1]
-
-    def reset_core(self, ended: Array) -> None:
-        """Nothing is carried from step to step."""
-
-    def seed(self, seed: np.random.SeedSequence) -> None:
-        self._rng = np.random.Generator(np.random.PCG64(seed))
-
-    def get_state(self) -> dict[str, Any]:
-        return {"rng": self._rng.bit_generator.state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
 
     def _forward(self, obs: Obs) -> tuple[Array, Array]:
         """(logits or means float32[B, A], values float32[B])"""

@@ -5,8 +5,6 @@ tests/rl/torch/test_q_network.py holds both against each other.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
@@ -15,9 +13,10 @@ from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.numpy_mlp import Layer, forward, layer, layers
 from rlplat.rl.policies.q_spec import QSpec
 from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.policies.stateless import Stateless
 
 
-class NumpyQPolicy:
+class NumpyQPolicy(Stateless):
     """Acts epsilon-greedily with the weights of a Q-network built from the same specs (encoder: mlp)."""
 
     def __init__(
@@ -25,8 +24,9 @@ class NumpyQPolicy:
     ) -> None:
         assert spec.is_plain_mlp, f"NumpyQPolicy acts for plain MLPs, not for {spec}"
         self.spec, self.q = spec, q
+        super().__init__(seed)
         self.exploration = EpsilonGreedy(seed, epsilons)
-        self.core_state = np.zeros((0, 0), np.float32)
+        self._rng = self.exploration.rng
         self._weights: Weights = {}
         self._encoder: list[Layer] = []
         self._mean_heads: dict[str, list[Layer]] = {}
@@ -53,18 +53,6 @@ class NumpyQPolicy:
     def q_values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B, A], without noise."""
         return self._q_values(obs, self._mean_heads)
-
-    def reset_core(self, ended: Array) -> None:
-        """Nothing is carried from step to step."""
-
-    def seed(self, seed: np.random.SeedSequence) -> None:
-        self.exploration.rng = np.random.Generator(np.random.PCG64(seed))
-
-    def get_state(self) -> dict[str, Any]:
-        return {"rng": self.exploration.rng.bit_generator.state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.exploration.rng.bit_generator.state = state["rng"]
 
     def _q_values(self, obs: Obs, heads: dict[str, list[Layer]]) -> Array:
         obs = self._normalize(obs)

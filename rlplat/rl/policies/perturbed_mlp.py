@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.policies.noise_table import NoiseTable
 from rlplat.rl.policies.numpy_mlp import Layer, forward
+from rlplat.rl.policies.stateless import Stateless
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 
 
@@ -131,7 +132,7 @@ class PerturbedMLPs:
         return np.stack([add_noise(row, rng, deviation) for row, rng in zip(x, self._rngs, strict=True)])
 
 
-class MLPPolicy:
+class MLPPolicy(Stateless):
     """One network for all rows: evaluates and plays. There is no critic: log_probs and values are zeros."""
 
     def __init__(
@@ -143,11 +144,10 @@ class MLPPolicy:
         action_noise: float = 0.0,
     ) -> None:
         self.shape = shape
-        self._rng = np.random.Generator(np.random.PCG64(seed))
+        super().__init__(seed)
         self._layers: list[Layer] = []
         self.sample_actions, self.action_noise = sample_actions, action_noise
         self._normalize = ObsNormalizer()
-        self.core_state = np.zeros((0, 0), np.float32)
 
     def set_weights(self, weights: Weights) -> None:
         self._layers = self.shape.split(self.shape.flat(weights))
@@ -168,18 +168,6 @@ class MLPPolicy:
         """obs: [B, ...] -> zeros float32[B]."""
         assert isinstance(obs, np.ndarray)
         return np.zeros(len(obs), np.float32)
-
-    def reset_core(self, ended: Array) -> None:
-        """Nothing is carried from step to step."""
-
-    def seed(self, seed: np.random.SeedSequence) -> None:
-        self._rng = np.random.Generator(np.random.PCG64(seed))
-
-    def get_state(self) -> dict[str, Any]:
-        return {"rng": self._rng.bit_generator.state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
 
 
 def _features(normalize: ObsNormalizer, obs: Array) -> Array:

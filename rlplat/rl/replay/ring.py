@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -39,13 +40,15 @@ class Ring:
         """Copies."""
         return [column[numbers] for column in self._columns.values()]
 
-    def get_columns(self) -> dict[str, Array]:
-        """The filled part, by name; to be saved beside `num_added`."""
-        return {name: column[: len(self)].copy() for name, column in self._columns.items()}
+    def get_state(self) -> dict[str, Any]:
+        """The filled part only."""
+        filled = {name: column[: len(self)].copy() for name, column in self._columns.items()}
+        return {"columns": filled, "num_added": self.num_added}
 
-    def set_columns(self, saved: Mapping[str, Array], num_added: int) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Into an empty ring; of another capacity, the newest that it has room for."""
-        columns = [saved[name] for name in self._columns]
+        columns = [state["columns"][name] for name in self._columns]
+        num_added = int(state["num_added"] if "num_added" in state else state["written"])  # as MBPO named it
         num_saved = len(columns[0])
         oldest_first = np.arange(num_added - num_saved, num_added) % max(1, num_saved)
         self.num_added = num_added - num_saved if num_saved == self._capacity else 0

@@ -36,10 +36,14 @@ from rlplat.rl.envs.names import has_time_limit
 from rlplat.rl.envs.statistics import Statistics, beside_weights
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation, computation_of, require_as_written
-from rlplat.rl.learning.given_weights import require_fitting
+from rlplat.rl.learning.given_weights import given_to, require_fitting
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
+from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.run.evaluation import Evaluation
 from rlplat.rl.sampling.tally import RunTally
 from rlplat.rl.sampling.worker_group import RolloutWorkers
+from rlplat.rl.saved import HasState
 from rlplat.rl.seeding import ProcessSeeds
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
@@ -47,14 +51,6 @@ from rlplat.rl.user_code import folder_of, names_in
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
-
-
-class Saved(Protocol):
-    """What a checkpoint keeps something of."""
-
-    def get_state(self) -> Any: ...
-
-    def set_state(self, state: Any) -> None: ...
 
 
 class Part(Protocol):
@@ -69,7 +65,7 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 class Algorithm(Generic[Config]):
     """A ring of actors and the one method that turns it. A subclass writes `name`, `config_class`, `setup`, `step`, and
     `weights` where no `learners` publish them; to be evaluated during the training, played and loaded also
-    `make_policy` and `policy_weights`."""
+    `make_policy`, and `policy_weights` where these are not in the state of a `Learner`."""
 
     name: str
     """By which checkpoints know it; as it is announced (pyproject.toml), it is found by `--algo`."""
@@ -82,10 +78,14 @@ class Algorithm(Generic[Config]):
     has a static method of such a name trains with it."""
     learner_class: type[Any]
     """What makes the updates, an actor."""
+    weights_keys: ClassVar[tuple[str, ...]] = ("weights",)
+    """In the state of a learner: the weights that act, and copies of them that learn behind (a target network's)."""
     config: Config
     spaces: object
     """Of the environment, set by `setup`: a `SpaceSpec` where there is one agent. A checkpoint is for the spaces that
     have the same `str`."""
+    workers: RolloutWorkers
+    """Set by `setup`, where there are some."""
     learners: Any
     """Who publishes the weights, where `setup` has set it: a `LearnerGroup`, or one for every policy."""
     notes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Algorithm(Generic[Config]):
         seeds = ProcessSeeds()  # ahead of the pre-flight, which may make an environment in this process
         self.config = settings_of(config, self.config_class, type(self).__name__)
         self.tally = RunTally()
-        self.saved: dict[str, Saved] = {}
+        self.saved: dict[str, HasState] = {}
         """By name: what a checkpoint holds, beside the tally."""
         self._evaluation = self.new_evaluation()
         self.ends = ExitStack()
@@ -151,15 +151,23 @@ class Algorithm(Generic[Config]):
         """The policy that acts with this algorithm's weights, without its actors; settings: the config as a dict."""
         raise ConfigError("this algorithm cannot act without its actors: it has no make_policy()")
 
-    @staticmethod
-    def policy_weights(state: dict[str, Any]) -> Weights:
-        """What `make_policy`'s policy acts with, out of `get_state()`."""
-        raise ConfigError("this algorithm cannot act without its actors: it has no policy_weights()")
+    @classmethod
+    def policy_weights(cls, state: dict[str, Any]) -> Weights:
+        """What `make_policy`'s policy acts with, out of `get_state()`: of a `Learner` that is saved as "learner"."""
+        if not _is_of_learner(state):
+            raise ConfigError("this algorithm cannot act without its actors: it has no policy_weights()")
+        return weights_in_state(state["learner"])
 
-    @staticmethod
-    def with_weights(state: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    @classmethod
+    def with_weights(cls, state: dict[str, Any], weights: Weights) -> dict[str, Any]:
         """What `get_state()` returned, with such weights in the place of its own: for `--init-from`."""
-        raise ConfigError("this algorithm cannot start from other weights: it has no with_weights()")
+        if not _is_of_learner(state):
+            raise ConfigError("this algorithm cannot start from other weights: it has no with_weights()")
+
+        def put(learner: dict[str, Any], own: Weights) -> dict[str, Any]:
+            return given_to(learner, own, cls.weights_keys)
+
+        return state | {"learner": put_weights_in_state(state["learner"], weights, put)}
 
     def wants_statistics(self, weights: Weights) -> bool:
         """Whether such weights have to bring statistics of observations along: where those are normalised."""
@@ -180,12 +188,26 @@ class Algorithm(Generic[Config]):
         return handle
 
     def add(self, part: AnyPart, saved_as: str = "") -> AnyPart:
-        """The part, which ends with this object; saved_as: the name of its state in a checkpoint (of a `Saved` one),
-        empty for none."""
+        """The part, which ends with this object; saved_as: the name of its state in a checkpoint (of a part with
+        `get_state` and `set_state`), empty for none."""
         self.ends.callback(part.close)
         if saved_as:
-            self.saved[saved_as] = cast(Saved, part)
+            self.saved[saved_as] = cast(HasState, part)
         return part
+
+    def start_learners(
+        self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, *more: Any
+    ) -> LearnerGroup:
+        """`learner.num_learners` of `learner_class`, made with (computation, settings, spec, parameter_server, *more),
+        and their rank where it is not 0; on a GPU where the settings say so. The caller adds them."""
+        learner = learner_actor(self.learner_class, settings, spec)
+        return LearnerGroup(
+            parameter_server,
+            lambda rank: learner.remote(
+                self.computation, settings, spec, parameter_server, *more, *([rank] if rank else [])
+            ),
+            settings["learner"]["num_learners"],
+        )
 
     def start_workers(
         self,
@@ -221,8 +243,7 @@ class Algorithm(Generic[Config]):
     @classmethod
     def acts_alone(cls) -> bool:
         """Whether it acts without its actors: else evaluations hold up the training, and it cannot be played."""
-        asked = (cls.make_policy, Algorithm.make_policy), (cls.policy_weights, Algorithm.policy_weights)
-        return all(own is not inherited for own, inherited in asked)
+        return cls.make_policy is not Algorithm.make_policy
 
     def evaluate(self, episodes: int) -> list[Episode]:
         """Greedy episodes (or sampled, `evaluation.deterministic`) on raw rewards with the newest weights, in
@@ -312,3 +333,9 @@ class Algorithm(Generic[Config]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _is_of_learner(state: dict[str, Any]) -> bool:
+    """Whether it is of an algorithm with `Learner`s, or of one for every policy."""
+    learner = state.get("learner")
+    return isinstance(learner, dict) and ("weights" in learner or "policies" in learner)

@@ -10,13 +10,16 @@ from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.interfaces import Array
 from rlplat.rl.normalization import RewardNormalizer
 from rlplat.rl.sampling.sample_batch import SampleBatch
+from rlplat.rl.saved import Saved
 
 
-class LearningRewards:
+class LearningRewards(Saved):
     """Raw, by sign (`clip_rewards`), or divided by the running deviation of the return (`normalize_rewards`).
 
     rewards = LearningRewards(config)(batch)            # float32[T, B]
     """
+
+    saved = {"**": "_normalizer"}
 
     def __init__(self, config: Any) -> None:
         """config: of an algorithm that has these two switches."""
@@ -48,9 +51,3 @@ class LearningRewards:
                 incarnation=batch.incarnation,
             )
         return rewards
-
-    def get_state(self) -> dict[str, Any]:
-        return self._normalizer.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._normalizer.set_state(state)

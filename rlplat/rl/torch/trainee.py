@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlplat.data_parallel.torch import process_group
 from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.saved import Saved
 from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
 from rlplat.rl.torch.network_check import check_network, persistent_buffers, require_made_alike
 from rlplat.rl.torch.networks import make_network
@@ -22,7 +23,7 @@ from rlplat.rl.torch.optimizers import Adam, RMSProp
 from rlplat.rl.torch.weights import load_weights, weights_of
 
 
-class Trainee:
+class Trainee(Saved):
     """The network on its device and in its precision; its optimizer; weights and state as numpy.
 
     trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision))
@@ -31,6 +32,8 @@ class Trainee:
 
     Many steps, none of which waits for the device: `start_descent` for each, then `norms_of` once.
     """
+
+    saved = {"weights": "network", "optimizer": "_optimizer"}
 
     def __init__(
         self,
@@ -117,15 +120,6 @@ class Trainee:
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self.network, weights)
-
-    def get_state(self) -> dict[str, Any]:
-        assert self._optimizer is not None
-        return {"weights": self.weights(), "optimizer": self._optimizer.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        assert self._optimizer is not None
-        self.set_weights(state["weights"])
-        self._optimizer.set_state(state["optimizer"])
 
 
 def actor_critic_trainee(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
 
 from rlplat.errors import CheckpointError
-from rlplat.rl.interfaces import Weights
+from rlplat.rl.interfaces import Array, Weights
 
 
 def weights_of(module: nn.Module) -> Weights:
@@ -34,3 +36,16 @@ def load_weights(module: nn.Module, weights: Weights) -> None:
                     f"weights {name!r} have shape {array.shape}, the network of the config {tuple(parameter.shape)}"
                 )
             parameter.copy_(torch.from_numpy(np.array(array)))
+
+
+def torch_state(own: nn.Module | torch.Generator) -> Weights | Array:
+    """A module's weights, a generator's state as bytes."""
+    return weights_of(own) if isinstance(own, nn.Module) else own.get_state().numpy().copy()
+
+
+def load_torch_state(own: nn.Module | torch.Generator, state: Any) -> None:
+    """The other way round."""
+    if isinstance(own, nn.Module):
+        load_weights(own, state)
+    else:
+        own.set_state(torch.from_numpy(np.array(state, np.uint8)))

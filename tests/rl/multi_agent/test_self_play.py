@@ -173,7 +173,7 @@ def test_snapshots_are_taken_every_period_and_resumed(inproc: None) -> None:
     assert number == 3 and newest["w"].tolist() == [5, 5], "the learner's weights of then"
 
     state = rings.get_state()
-    joined = weights_in_state(state, lambda learner: learner["weights"])
+    joined = weights_in_state(state)
     assert {name: each["w"][0] for name, each in split_weights(joined).items()} == {"main": 5, "old": 5}
     again = rings_of(plan_of(**SELF_PLAY))
     again.set_state(state)

@@ -36,14 +36,14 @@ def test_it_holds_the_newest_also_after_it_was_restored(
         assert ring.num_added == number
     everything = list(range(number))
     assert len(ring) == min(number, capacity) and numbers_of(ring) == everything[-capacity:]
-    saved, num_added = ring.get_columns(), ring.num_added
+    saved = ring.get_state()
     restored = empty(other)
-    restored.set_columns(saved, num_added)
+    restored.set_state(saved)
     held = everything[-capacity:][-other:]
     assert numbers_of(restored) == held
     if other == capacity:
-        for name, column in restored.get_columns().items():
-            np.testing.assert_array_equal(column, saved[name])
-        assert restored.num_added == num_added
+        for name, column in restored.get_state()["columns"].items():
+            np.testing.assert_array_equal(column, saved["columns"][name])
+        assert restored.num_added == number
     add(restored, number, more)
     assert numbers_of(restored) == [*held, *range(number, number + more)][-other:]

@@ -15,11 +15,12 @@ from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.policies.bounded_actor import ActionScale, ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.saved import Saved
 from rlplat.rl.torch.continuous.networks import Actor, TwinCritic, polyak
 from rlplat.rl.torch.device import resolve_device, use_threads
 from rlplat.rl.torch.optimizers import Adam
 from rlplat.rl.torch.tensor_rows import tensor_on
-from rlplat.rl.torch.weights import load_weights, weights_of
+from rlplat.rl.torch.weights import weights_of
 
 
 class Transitions(NamedTuple):
@@ -37,7 +38,7 @@ class Transitions(NamedTuple):
     """float32[N, F]"""
 
 
-class ActorAndCritics:
+class ActorAndCritics(Saved):
     """The networks on their device, an Adam for each, target critics, and a generator of noise.
 
     for batch in trainee.minibatches(features, actions, returns, discounts, next_features):
@@ -45,6 +46,15 @@ class ActorAndCritics:
         trainee.descend_actor(g(trainee.fixed_critics(..., trainee.actor(...))), learning_rate)
         trainee.update_targets()
     """
+
+    saved = {
+        "weights": "actor",
+        "critics": "critics",
+        "target_critics": "target_critics",
+        "actor_optimizer": "_actor_adam",
+        "critic_optimizer": "_critic_adam",
+        "noise": "_generator",
+    }
 
     def __init__(self, config: Any, spec: PolicySpec, actor: ActorSpec, seed: np.random.SeedSequence) -> None:
         """config: an `OffPolicyConfig`."""
@@ -103,25 +113,10 @@ class ActorAndCritics:
         """The actor's: what policies act with."""
         return weights_of(self.actor)
 
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "weights": self.weights(),
-            "critics": weights_of(self.critics),
-            "target_critics": weights_of(self.target_critics),
-            "actor_optimizer": self._actor_adam.get_state(),
-            "critic_optimizer": self._critic_adam.get_state(),
-            "noise": self._generator.get_state().numpy().copy(),
-        }
-
     def set_state(self, state: dict[str, Any]) -> None:
         if "all" in state["actor_optimizer"]:
             raise CheckpointError(
                 "the checkpoint is of an earlier rlplat, which kept both critics as one network: it cannot be resumed; "
                 "begin a new run with its actor: --init-from RUN"
             )
-        load_weights(self.actor, state["weights"])
-        load_weights(self.critics, state["critics"])
-        load_weights(self.target_critics, state["target_critics"])
-        self._actor_adam.set_state(state["actor_optimizer"])
-        self._critic_adam.set_state(state["critic_optimizer"])
-        self._generator.set_state(torch.from_numpy(np.array(state["noise"], np.uint8)))
+        super().set_state(state)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.rl.interfaces import Array
+from rlplat.rl.saved import Saved
 from rlplat.rl.torch.optimizers import Adam
-from rlplat.rl.torch.weights import load_weights, weights_of
 
 BOUNDS_COEF = 0.01
 """What the width between the bounds of the log-variance costs (PETS, appendix A.1)."""
@@ -93,10 +93,19 @@ class Rows(NamedTuple):
         return Rows(*(column[rows] for column in self))
 
 
-class DynamicsEnsemble:
+class DynamicsEnsemble(Saved):
     """figures = ensemble.fit(obs, actions, rewards, next_obs, terminated)      # float32[N, D], ...
     next_obs, rewards, terminated = ensemble.predict(obs, actions)
     """
+
+    saved = {
+        "weights": "network",
+        "optimizer": "_adam",
+        "elites": "elites",
+        "scales": "_scales",
+        "knows_terminations": "_knows_terminations",
+        "generator": "_generator",
+    }
 
     def __init__(
         self, config: Any, num_obs: int, num_actions: int, device: torch.device, seed: np.random.SeedSequence
@@ -111,7 +120,7 @@ class DynamicsEnsemble:
         self.network.to(device)
         self._adam = Adam(self.network, epsilon=1e-8)
         self._generator = torch.Generator().manual_seed(draw_seed)
-        self.elites = torch.arange(config.num_elites)
+        self.elites = np.arange(config.num_elites)
         """int64[K]: the members that predict: those of the least validation loss."""
         self._scales = {"inputs": _Scale(num_in), "targets": _Scale(num_out)}
         self._knows_terminations = False
@@ -152,7 +161,7 @@ class DynamicsEnsemble:
         with torch.no_grad():
             for part, keep in zip(self._members(), kept, strict=True):
                 part.copy_(keep)
-        self.elites = best.cpu().argsort(stable=True)[: config.num_elites]
+        self.elites = best.cpu().argsort(stable=True)[: config.num_elites].numpy()
         loss = float(best.cpu()[self.elites].mean())
         return {"loss": loss, "epochs": float(epochs), "skipped_minibatches": float(skipped)}
 
@@ -214,7 +223,8 @@ class DynamicsEnsemble:
         asked = order[torch.arange(K * per_member) % N]  # rounded up to as many for each; the first N count
         with torch.no_grad():
             x = inputs[asked].view(K, per_member, -1).to(self._device)
-            means, log_vars, logits = (each.cpu() for each in self.network(x, self.elites.to(self._device)))
+            elites = torch.from_numpy(self.elites).to(self._device)
+            means, log_vars, logits = (each.cpu() for each in self.network(x, elites))
             noise = torch.randn(means.shape, generator=self._generator)
             drawn = (means + (0.5 * log_vars).exp() * noise).view(K * per_member, -1)
             targets, ends = torch.empty(N, drawn.shape[1]), torch.empty(N, dtype=torch.bool)
@@ -224,30 +234,11 @@ class DynamicsEnsemble:
         terminated = ends.numpy() & self._knows_terminations
         return Predicted(obs + change[:, : self._num_obs], change[:, self._num_obs], terminated)
 
-    # -- state
 
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "weights": weights_of(self.network),
-            "optimizer": self._adam.get_state(),
-            "elites": self.elites.numpy().copy(),
-            "scales": {name: scale.get_state() for name, scale in self._scales.items()},
-            "knows_terminations": self._knows_terminations,
-            "generator": self._generator.get_state().numpy().copy(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        load_weights(self.network, state["weights"])
-        self._adam.set_state(state["optimizer"])
-        self.elites = torch.from_numpy(np.array(state["elites"], np.int64))
-        for name, scale in self._scales.items():
-            scale.set_state(state["scales"][name])
-        self._knows_terminations = bool(state["knows_terminations"])
-        self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
-
-
-class _Scale:
+class _Scale(Saved):
     """Mean and deviation of columns."""
+
+    saved = {"mean": "_mean", "std": "_std"}
 
     def __init__(self, size: int) -> None:
         self._mean, self._std = np.zeros(size, np.float32), np.ones(size, np.float32)
@@ -268,9 +259,3 @@ class _Scale:
     def unscaled(self, columns: Array) -> Array:
         unscaled: Array = columns * self._std + self._mean
         return unscaled
-
-    def get_state(self) -> dict[str, Array]:
-        return {"mean": self._mean.copy(), "std": self._std.copy()}
-
-    def set_state(self, state: dict[str, Array]) -> None:
-        self._mean[:], self._std[:] = state["mean"], state["std"]
