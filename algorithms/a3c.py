@@ -38,12 +38,17 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.given_weights import given_to
-from rlplat.rl.learning.in_flight import InFlight
-from rlplat.rl.learning.non_finite import non_finite_error
+from rlplat.rl.learning.learner import non_finite_error
 from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
-from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
-from rlplat.rl.learning.sharded_parameter_server import Shapes, ShardedParameterServer, Versions
+from rlplat.rl.learning.parameter_server import (
+    ObsMoments,
+    ParameterServer,
+    Shapes,
+    ShardedParameterServer,
+    Versions,
+)
+from rlplat.rl.learning.queue_ring import InFlight
+from rlplat.rl.learning.weights import given_to
 from rlplat.rl.normalization import (
     LEAST_PIXEL_VAR,
     OBS_MEAN,
@@ -55,8 +60,7 @@ from rlplat.rl.normalization import (
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
 from rlplat.rl.run.on_policy import OnPolicy, require_learnable
-from rlplat.rl.sampling.learning_rewards import LearningRewards
-from rlplat.rl.sampling.returns import explained_variance, gae
+from rlplat.rl.sampling.returns import LearningRewards, explained_variance, gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts
 from rlplat.rl.schedules import EntropyCoef, LearningRate, schedule_value

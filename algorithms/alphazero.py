@@ -34,8 +34,7 @@ from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.planning.mcts import SearchSettings, draw, search
-from rlplat.rl.planning.position_replay import PositionReplay, Positions
-from rlplat.rl.planning.self_play import GamesInProgress, board_game_of
+from rlplat.rl.planning.self_play import GamesInProgress, PositionReplay, Positions, board_game_of
 from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.algorithm import Algorithm

@@ -24,13 +24,11 @@ import numpy as np
 from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.learner import Learner
-from rlplat.rl.learning.non_finite import non_finite_error
+from rlplat.rl.learning.learner import Learner, non_finite_error
 from rlplat.rl.normalization import obs_statistics, require_normalizable
 from rlplat.rl.obs_tree import take_obs
-from rlplat.rl.offline.config import DataConfig
 from rlplat.rl.offline.dataset import read_episodes
-from rlplat.rl.offline.ring import DataRing, Epochs
+from rlplat.rl.offline.ring import DataConfig, DataRing, Epochs
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.seeding import seed_sequences

@@ -36,10 +36,9 @@ from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.off_policy.learner import CHUNK, TransitionLearner
 from rlplat.rl.off_policy.ring import bounded_actor
-from rlplat.rl.offline.config import NOT_SAMPLED, DataConfig
 from rlplat.rl.offline.dataset import read_episodes
-from rlplat.rl.offline.ring import DataRing, Epochs
-from rlplat.rl.offline.transitions import RecordedTransitions
+from rlplat.rl.offline.episodes import RecordedTransitions
+from rlplat.rl.offline.ring import NOT_SAMPLED, DataConfig, DataRing, Epochs
 from rlplat.rl.policies.bounded_actor import ActorSpec, require_bounded
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.seeding import seed_sequences
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
     from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import CQLSettings
-    from rlplat.rl.torch.continuous.trainee import Transitions
+    from rlplat.rl.torch.continuous_control import Transitions
 
 
 class CQLConfig(DataConfig, SACConfig):
@@ -112,7 +111,7 @@ class TorchCQL(TorchSAC):
     ) -> tuple[Tensor, dict[str, float]]:
         import torch
 
-        from rlplat.rl.torch.continuous.networks import squashed_sample
+        from rlplat.rl.torch.continuous_control import squashed_sample
 
         loss, figures = super().critic_objective(batch, q, targets)
         nets, K, (N, A) = self.trainee, self._num_samples, batch.actions.shape

@@ -53,14 +53,19 @@ from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.numpy_optimizers import Adam, Momentum, Optimizer
 from rlplat.rl.learning.parameter_server import ParameterServer
-from rlplat.rl.learning.tree_reduction import reduce_in_tasks, reduce_pairs
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsStatistics
-from rlplat.rl.policies.noise_table import NoiseTable, make_noise
-from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs
+from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, NoiseTable, PerturbedMLPs, make_noise
 from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.run.algorithm import Algorithm
-from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer, merge_gathered
-from rlplat.rl.sampling.perturbed_episodes import EpisodeChance, PerturbedEpisodes
+from rlplat.rl.sampling.perturbed_episodes import (
+    EpisodeChance,
+    NullGatherer,
+    ObsGatherer,
+    PerturbedEpisodes,
+    merge_gathered,
+    reduce_in_tasks,
+    reduce_pairs,
+)
 from rlplat.rl.saved import Saved
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_process

@@ -6,7 +6,7 @@ learnt model, so that few env steps are enough.
     within the learner:   replay ──everything──▶ model ──k steps from states of the replay──▶ model replay
                              └────── 5 % ──────▶ SAC ◀─────────────── 95 % ───────────────────────┘
 
-Every `model_period` env steps the model, an ensemble of probabilistic networks (rl/torch/model_based/ensemble.py), is
+Every `model_period` env steps the model, an ensemble of probabilistic networks (rl/torch/ensemble.py), is
 trained on all real transitions. Before each chunk of gradient steps the present policy makes rollouts of k steps in it,
 from states drawn from the replay; k (`model_rollout_length`) may grow over the run, as the model gets better. Actor,
 critics and temperature are SAC's (algorithms/sac.py).
@@ -35,13 +35,12 @@ from rlplat.errors import UsageError
 from rlplat.rl.algorithm_config import Width
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.non_finite import non_finite_error
-from rlplat.rl.model_based.model_replay import ModelReplay, mixed
-from rlplat.rl.model_based.rollouts import branched_rollouts
+from rlplat.rl.learning.learner import non_finite_error
+from rlplat.rl.obs_tree import flat_features
 from rlplat.rl.off_policy.learner import ReplayLearner
+from rlplat.rl.off_policy.model_rollouts import ModelReplay, branched_rollouts, mixed
 from rlplat.rl.off_policy.ring import ReplayRing
 from rlplat.rl.policies.bounded_actor import ActionScale, ActorSpec
-from rlplat.rl.policies.features import flat_features
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import Minibatch, ReplayBuffer, ReplayShape
 from rlplat.rl.schedules import Schedule
@@ -130,7 +129,7 @@ class TorchMBPO(TorchSAC):
     saved = {"model": "model"}
 
     def __init__(self, config: MBPOConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
-        from rlplat.rl.torch.model_based.ensemble import DynamicsEnsemble
+        from rlplat.rl.torch.ensemble import DynamicsEnsemble
 
         super().__init__(config, spec, seed)
         assert isinstance(spec.obs, ObsSpec)
@@ -143,7 +142,7 @@ class TorchMBPO(TorchSAC):
         """features: float32[N, F] -> actions of the policy, sampled, in the environment's units, float32[N, A]."""
         import torch
 
-        from rlplat.rl.torch.continuous.networks import squashed_sample
+        from rlplat.rl.torch.continuous_control import squashed_sample
         from rlplat.rl.torch.tensor_rows import tensor_on
 
         nets = self.trainee

@@ -41,8 +41,7 @@ from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import ActorCriticLearner
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
 from rlplat.rl.learning.parameter_server import ParameterServer
-from rlplat.rl.multi_agent.config import MultiAgentConfig
-from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env, policy_specs
+from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, look_at_env, policy_specs
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.run.on_policy import OnPolicy, require_learnable

@@ -28,7 +28,7 @@ import numpy as np
 from pydantic import Field
 
 from rlplat.rl.learning.numpy_optimizers import Adam
-from rlplat.rl.off_policy.config import OffPolicyConfig
+from rlplat.rl.off_policy.learner import OffPolicyConfig
 from rlplat.rl.off_policy.ring import ReplayRing
 from rlplat.rl.policies.bounded_actor import ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat.rl.run.typed_settings import SACSettings
-    from rlplat.rl.torch.continuous.trainee import Transitions
+    from rlplat.rl.torch.continuous_control import Transitions
 
 Auto = Literal["auto"]
 
@@ -115,7 +115,7 @@ class TorchSAC(Saved):
     saved = {"**": "trainee", "alpha": "alpha"}
 
     def __init__(self, config: SACConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
-        from rlplat.rl.torch.continuous.trainee import ActorAndCritics
+        from rlplat.rl.torch.continuous_control import ActorAndCritics
 
         self.config, self.trainee = (
             config,
@@ -129,7 +129,7 @@ class TorchSAC(Saved):
         """One gradient step of critics, actor and alpha."""
         import torch
 
-        from rlplat.rl.torch.continuous.networks import squashed_sample
+        from rlplat.rl.torch.continuous_control import squashed_sample
 
         nets, alpha = self.trainee, self.alpha.value
         with torch.no_grad():

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from pydantic import Field
 
-from rlplat.rl.off_policy.config import OffPolicyConfig
+from rlplat.rl.off_policy.learner import OffPolicyConfig
 from rlplat.rl.off_policy.ring import ReplayRing
 from rlplat.rl.policies.bounded_actor import ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat.rl.run.typed_settings import TD3Settings
-    from rlplat.rl.torch.continuous.trainee import Transitions
+    from rlplat.rl.torch.continuous_control import Transitions
 
 
 class TD3Config(OffPolicyConfig):
@@ -89,7 +89,7 @@ class TorchTD3(Saved):
     saved = {"**": "trainee", "target_actor": "target_actor", "delayed": "_updates"}
 
     def __init__(self, config: TD3Config, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
-        from rlplat.rl.torch.continuous.trainee import ActorAndCritics
+        from rlplat.rl.torch.continuous_control import ActorAndCritics
 
         self.config, self.trainee = config, ActorAndCritics(config, spec, actor_spec(config), seed)
         self.target_actor = copy.deepcopy(self.trainee.actor).requires_grad_(False)
@@ -101,7 +101,7 @@ class TorchTD3(Saved):
         """One gradient step of the critics, and where it is due, of actor and targets."""
         import torch
 
-        from rlplat.rl.torch.continuous.networks import polyak
+        from rlplat.rl.torch.continuous_control import polyak
 
         nets, config = self.trainee, self.config
         with torch.no_grad():

@@ -11,16 +11,23 @@ import numpy as np
 from rlplat.algorithms.dqn import DQNConfig
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import map_obs
-from rlplat.rl.policies.q_spec import QSpec
-from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
 from rlplat.rl.spaces import MASK
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.device import resolve_precision
 from rlplat.rl.tf.q_network import check_q_network, make_q_network
-from rlplat.rl.tf.tensors import FLOAT, graph, obs_signature, obs_tensors, rows
+from rlplat.rl.tf.tensors import (
+    FLOAT,
+    graph,
+    load_weights,
+    named_variables,
+    obs_signature,
+    obs_tensors,
+    rows,
+    weights_of,
+)
 from rlplat.rl.tf.trainee import Trainee
-from rlplat.rl.tf.weights import load_weights, named_variables, weights_of
 
 
 def tf_td_losses(

@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
 
 def _for_minari(options: argparse.Namespace, name: str) -> int:
     from rlplat.rl.offline.dataset import MINARI
-    from rlplat.rl.offline.to_minari import require_free, write_minari
+    from rlplat.rl.offline.minari import require_free, write_minari
 
     if options.run.startswith(MINARI):
         raise ConfigError(
@@ -125,7 +125,7 @@ def _played(options: argparse.Namespace) -> Manifest:
 
 def _copied(options: argparse.Namespace) -> Manifest:
     from rlplat.rl.offline.dataset import MINARI
-    from rlplat.rl.offline.from_minari import copy_minari
+    from rlplat.rl.offline.minari import copy_minari
 
     if options.sampled or options.random or options.checkpoint or options.seed is not None:
         raise ConfigError(

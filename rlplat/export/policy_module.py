@@ -17,7 +17,7 @@ from rlplat.rl.policies.perturbed_mlp import MLPPolicy
 from rlplat.rl.spaces import ActionSpec, SpaceSpec, action_leaves, obs_leaves
 from rlplat.rl.torch.action_distributions import ActionDistribution, normal_to_gumbel
 from rlplat.rl.torch.agent_module import AgentModule
-from rlplat.rl.torch.continuous.networks import squashed_sample
+from rlplat.rl.torch.continuous_control import squashed_sample
 
 
 class PolicyModule(nn.Module):

@@ -18,11 +18,10 @@ from rlplat.algorithms.sac import critic_loss
 from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.offline.dataset import DataWriter
-from rlplat.rl.offline.episodes import Episodes
-from rlplat.rl.offline.transitions import RecordedTransitions
+from rlplat.rl.offline.episodes import Episodes, RecordedTransitions
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.torch.continuous.networks import squashed_sample
+from rlplat.rl.torch.continuous_control import squashed_sample
 from tests.states import assert_resumes
 
 pytestmark = pytest.mark.slow

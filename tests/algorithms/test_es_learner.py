@@ -22,9 +22,9 @@ from rlplat.errors import NonFiniteError
 from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.numpy_optimizers import Momentum
 from rlplat.rl.learning.parameter_server import ParameterServer
-from rlplat.rl.learning.tree_reduction import reduce_pairs
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.policies.noise_table import NoiseTable, make_noise
+from rlplat.rl.policies.perturbed_mlp import NoiseTable, make_noise
+from rlplat.rl.sampling.perturbed_episodes import reduce_pairs
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 NOISE = make_noise(5_000, np.random.SeedSequence(0))

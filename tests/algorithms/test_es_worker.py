@@ -23,8 +23,8 @@ from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.policies.noise_table import make_noise
-from rlplat.rl.sampling.obs_gatherer import ObsGatherer
+from rlplat.rl.policies.perturbed_mlp import make_noise
+from rlplat.rl.sampling.perturbed_episodes import ObsGatherer
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 ENVS = "tests.algorithms.es_envs"

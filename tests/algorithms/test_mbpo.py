@@ -1,5 +1,5 @@
 """MBPO as a whole: what it learns from, resuming bit by bit, what it refuses; its model's tests are in
-tests/rl/torch/test_ensemble.py and tests/rl/model_based/."""
+tests/rl/torch/test_ensemble.py and tests/rl/replay/test_model_rollouts.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlplat.algorithms.sac import SAC, SACConfig
 from rlplat.errors import ConfigError, NonFiniteError, UsageError
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.schedules import schedule_value
-from rlplat.rl.torch.model_based.ensemble import DynamicsEnsemble
+from rlplat.rl.torch.ensemble import DynamicsEnsemble
 from tests.states import assert_equal, assert_resumes
 
 pytestmark = pytest.mark.slow

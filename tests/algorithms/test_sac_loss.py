@@ -22,7 +22,7 @@ from rlplat.algorithms.sac import (
 )
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.torch.continuous.networks import squashed_sample
+from rlplat.rl.torch.continuous_control import squashed_sample
 
 SPACES = SpaceSpec(
     ObsSpec("vector", (3,), "float32"),

@@ -14,7 +14,7 @@ import torch
 from rlplat.algorithms.td3 import TD3Config, TorchTD3, clipped_targets, smoothed_actions
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.torch.continuous.trainee import Transitions
+from rlplat.rl.torch.continuous_control import Transitions
 
 SPACES = SpaceSpec(
     ObsSpec("vector", (3,), "float32"),

@@ -21,8 +21,8 @@ from rlplat.rl.policies.make import make_policy  # noqa: E402
 from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch  # noqa: E402
 from rlplat.rl.tf.q_network import NoisyLinear  # noqa: E402
+from rlplat.rl.torch.policy import TorchQPolicy  # noqa: E402
 from rlplat.rl.torch.q_network import NoisyLinear as TorchNoisyLinear  # noqa: E402
-from rlplat.rl.torch.q_policy import TorchQPolicy  # noqa: E402
 from tests.algorithms.test_dqn_learner import trained_on  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_obs, random_state  # noqa: E402
 

@@ -25,7 +25,7 @@ from rlplat.rl.learning.backend import computation_of  # noqa: E402
 from rlplat.rl.learning.parameter_server import ParameterServer  # noqa: E402
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts  # noqa: E402
 from rlplat.rl.tf import tf  # noqa: E402
-from rlplat.rl.tf.weights import named_variables  # noqa: E402
+from rlplat.rl.tf.tensors import named_variables  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_batch  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -26,8 +26,7 @@ from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.make import make_policy
-from rlplat.rl.policies.q_spec import QSpec
-from rlplat.rl.policies.spec import policy_spec
+from rlplat.rl.policies.spec import QSpec, policy_spec
 from rlplat.rl.torch.networks import make_network
 from rlplat.rl.torch.q_network import make_q_network
 from rlplat.rl.torch.weights import weights_of

@@ -11,7 +11,7 @@ import rlplat
 from rlplat.algorithms.dqn import DQN, DQNConfig
 from rlplat.algorithms.ppo import PPO, PPOConfig
 from rlplat.rl.envs.diagnostic_multi_agent import best_nim_action
-from rlplat.rl.learning.policy_weights import split_weights
+from rlplat.rl.learning.weights import split_weights
 
 HERE = "rlplat.rl.envs.diagnostic_multi_agent"
 STONES = np.arange(1, 10)

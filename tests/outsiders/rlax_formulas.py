@@ -284,7 +284,7 @@ def test_squashed_gaussians(rlax: Any) -> None:
     import distrax
     import torch
 
-    from rlplat.rl.torch.continuous.networks import squashed_sample
+    from rlplat.rl.torch.continuous_control import squashed_sample
 
     outputs, noise = normal(N, 2 * A), normal(N, A)
     outputs[0, :A] = 4.0

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
@@ -13,11 +13,10 @@ import rlplat
 from rlplat.errors import NonFiniteError
 from rlplat.rl.algorithm_config import Config
 from rlplat.rl.interfaces import Array, Obs, UpdateReport, Weights
-from rlplat.rl.learning.non_finite import non_finite_error
 from rlplat.rl.normalization import obs_statistics
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.freed_memory import keep_freed_memory
-from rlplat.rl.sampling.learning_rewards import LearningRewards
+from rlplat.rl.sampling.returns import LearningRewards
 from rlplat.rl.sampling.sample_batch import SampleBatch, join_envs
 from rlplat.rl.saved import Saved
 from rlplat.rl.schedules import Schedule, schedule_value
@@ -206,3 +205,33 @@ class ActorCriticLearner(Learner[Config]):
     def beside(self) -> Weights:
         """The statistics that observations are to be normalised with."""
         return self._obs_statistics.weights()
+
+
+def non_finite_error(
+    *,
+    columns: Mapping[str, Obs],
+    losses: Mapping[str, float],
+    gradients: Callable[[], list[str]],
+    place: str,
+    version: int,
+    scaling: str,
+) -> NonFiniteError:
+    """columns: what the loss was computed from; losses: its terms; gradients: names of those that are not finite;
+    place: of the minibatch, for the user; version: of the weights; scaling: what makes such numbers smaller."""
+    inputs = [
+        name
+        for name, column in columns.items()
+        for leaf in (column.values() if isinstance(column, dict) else [column])
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all()
+    ]
+    terms = [name for name, value in losses.items() if not math.isfinite(value)]
+    if inputs:
+        where = f"batch columns {inputs}"
+    elif terms:
+        where = f"loss terms {terms}"
+    else:
+        where = f"gradients {gradients()}"
+    return NonFiniteError(
+        f"NaN or infinity in the {where} {place}; weights of version {version} are unharmed. Lower learning_rate, "
+        f"{scaling}, or omit such minibatches: --set non_finite=skip"
+    )

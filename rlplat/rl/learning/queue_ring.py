@@ -8,25 +8,73 @@
 A worker begins its next rollout, with the newest weights, while fewer rollouts are being sampled or waiting than one of
 every worker and one update's worth less one: so nobody is idle while a batch gathers, and a slow learner makes workers
 pause instead of filling memory. The learner has two calls at most, one of which waits. Only refs pass through.
+
+`InFlight`: the part of it that other rings share whose actors do not wait for each other: what is running, and what
+follows from each.
+
+    in_flight.ask(worker.sample.remote(weights), then=on_rollout)       # returns at once
+    while not enough:
+        in_flight.next()                                # waits for one answer; on_rollout(ref) asks for what follows
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import rlplat
-from rlplat.errors import ActorDied, EnvError, WorkerCrashed
+from rlplat.errors import ActorDied, EnvError, RlplatError, WorkerCrashed
 from rlplat.rl.interfaces import UpdateReport
-from rlplat.rl.learning.in_flight import InFlight
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.sampling.tally import RunTally
 from rlplat.rl.sampling.worker_group import RolloutWorkers
 
 if TYPE_CHECKING:
     from rlplat import ObjectRef
+
+
+class InFlight:
+    def __init__(self) -> None:
+        self._then: dict[ObjectRef, Callable[[ObjectRef], None]] = {}
+
+    def ask(self, ref: ObjectRef, then: Callable[[ObjectRef], None]) -> None:
+        """then(ref): called by `next` or `finish` when the value is there, or has failed; it may ask for more."""
+        self._then[ref] = then
+
+    def next(self) -> None:
+        """Wait until something is there, and hand it on. Where several handlers raise, the first failure is raised when
+        all were called: what has arrived is counted."""
+        ready, _ = rlplat.wait(list(self._then), num_returns=1)
+        self._hand_on(ready)
+
+    def finish(self) -> None:
+        """Hand on all that is running and what follows from it, until nothing is; raises as `next` does, at the end."""
+        failures: list[RlplatError] = []
+        while self._then:
+            try:
+                self.next()
+            except RlplatError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def _hand_on(self, ready: list[ObjectRef]) -> None:
+        failures: list[RlplatError] = []
+        for ref in ready:
+            try:
+                self._then.pop(ref)(ref)
+            except RlplatError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def close(self) -> None:
+        """Forget what is running."""
+        self._then.clear()
+
 
 CALLS = 2
 """Of the learner at a time: it finds the next batch there when it has trained on one."""

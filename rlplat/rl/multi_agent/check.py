@@ -14,11 +14,10 @@ from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.check import SEED, EnvReport, apart, check_env_here
 from rlplat.rl.envs.own_process import Beat
 from rlplat.rl.envs.watchdog import Limits
-from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.games import is_multi_agent, make_game
-from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, agent_spaces, make_plan
+from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, agent_spaces, make_plan
 from rlplat.rl.multi_agent.vector_env import Turns, make_multi_agent_vector_env
-from rlplat.rl.policies.random_actions import RandomActions
+from rlplat.rl.policies.exploration import RandomActions
 from rlplat.rl.policies.spec import said_of_observations
 from rlplat.rl.spaces import SpaceSpec
 

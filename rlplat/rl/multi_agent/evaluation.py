@@ -14,7 +14,7 @@ from typing import Any
 from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Weights
-from rlplat.rl.learning.policy_weights import split_weights
+from rlplat.rl.learning.weights import split_weights
 from rlplat.rl.multi_agent.agent_returns import AgentEpisode, game_episode
 from rlplat.rl.multi_agent.columns import PolicyColumns
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan

@@ -11,10 +11,10 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError, EnvError, UsageError
@@ -25,11 +25,60 @@ from rlplat.rl.envs.copies import Copies, made_as
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.own_process import Beat
 from rlplat.rl.envs.watchdog import Limits
-from rlplat.rl.multi_agent.config import MultiAgentConfig, SelfPlayConfig
 from rlplat.rl.multi_agent.games import Game, is_multi_agent, make_game
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.schedules import scaled_horizons
 from rlplat.rl.spaces import MASK, SpaceSpec
+from rlplat.rl.user_code import located, renamed
+from rlplat.section import Count, Section
+
+
+def _with_names_located(policy: dict[str, Any]) -> dict[str, Any]:
+    located_in: dict[str, Any] = renamed({"policy": policy}, located)["policy"]
+    return located_in
+
+
+class AgentPolicyConfig(Section):
+    """One policy."""
+
+    policy: Annotated[dict[str, Any], AfterValidator(_with_names_located)] = Field(default_factory=dict)
+    """What differs from the run's `policy` section, e.g. {hidden_sizes: [128]}."""
+    trained: bool = True
+    """false: keeps its first, nearly uniform weights, or those that self_play gives it."""
+
+
+class SelfPlayConfig(Section):
+    """A policy that plays with earlier weights of the one that is trained."""
+
+    opponent: str
+    """The policy that gets snapshots; it is not trained."""
+    learner: str = ""
+    """The policy whose snapshots these are; may be left out where only one is trained."""
+    snapshot_period: Count = 10_000
+    """Env steps between snapshots."""
+    pool: int = Field(default=10, ge=1, le=10_000)
+    """Snapshots that are kept; the oldest goes."""
+    sampling: Literal["latest", "uniform"] = "uniform"
+    """Which snapshot an opponent plays a rollout fragment with."""
+    swap_sides: bool = True
+    """In every second copy of the environment the agents change places, so that the learner plays all sides."""
+
+
+class MultiAgentConfig(Section):
+    """Which policy decides for which agent (PettingZoo environments; ignored for others)."""
+
+    example = {"mapping": {"adversary_*": "adversary"}}
+
+    policies: dict[str, AgentPolicyConfig] = Field(default_factory=dict)
+    """By name; empty: those that `mapping` names, all trained."""
+    mapping: dict[str, str] = Field(default_factory=dict)
+    """Agent, or pattern such as adversary_*, -> policy; exact names first, then patterns in their order. Empty: agents
+    with equal spaces share one policy."""
+    self_play: SelfPlayConfig | None = None
+    """Frozen opponents from snapshots; null: none."""
+    episode_return: Literal["mean", "sum"] = "mean"
+    """What `episode_return_mean` is of a game: the mean, or the sum, over the agents of trained policies."""
+
 
 SHARED = "shared"
 """Name of the one policy where nothing is said."""

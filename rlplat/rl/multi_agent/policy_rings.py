@@ -9,29 +9,35 @@
                                                                   └─every snapshot_period─▶ opponent pool ─▶ opponents
 
 To the algorithm it is what a `LearnerGroup` is where there is one agent.
+
+`OpponentPool`: earlier weights of a policy that is trained, for opponents to play with. The worker brings the random
+number: what is drawn does not depend on who asks first.
+
+    pool.add.remote(env_steps, parameter_server.latest.remote())            # the driver, every snapshot_period
+    drawn = get(pool.draw.remote(rng.random(), my_snapshot))                # a rollout worker, before each fragment
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import rlplat
 from rlplat.errors import RlplatError
-from rlplat.rl.interfaces import Episode, MakePolicy, UpdateReport
+from rlplat.rl.interfaces import Episode, MakePolicy, UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.parameter_server import ParameterServer
-from rlplat.rl.learning.policy_weights import join_weights
+from rlplat.rl.learning.weights import join_weights
 from rlplat.rl.multi_agent.agent_returns import AgentReturns
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
-from rlplat.rl.multi_agent.self_play import OpponentPool
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.recorders import Record
 from rlplat.rl.spread import spread
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
+
 
 StartLearners = Callable[[str, dict[str, Any], PolicySpec, Any], LearnerGroup]
 """(policy name, the run's settings as they are for it, spec, its parameter server) -> learners that are starting."""
@@ -184,3 +190,61 @@ class PolicyRings:
 
 def _batch_of(fragment: ObjectRef | Sequence[ObjectRef], index: int) -> ObjectRef:
     return fragment[index] if isinstance(fragment, list | tuple) else fragment  # type: ignore[return-value]
+
+
+class OpponentPool:
+    """An actor beside the parameter servers; snapshots are numbered from 0 and the oldest goes first."""
+
+    def __init__(self, capacity: int, sampling: Literal["latest", "uniform"]) -> None:
+        self._capacity, self._sampling = capacity, sampling
+        self._snapshots: list[tuple[int, int, Weights]] = []
+        """(number, env steps, weights), oldest first."""
+        self._next_number = 0
+
+    def add(self, env_steps: int, latest: tuple[int, Weights]) -> int:
+        """latest: (version, weights), as the parameter server gives them; returns the snapshot's number."""
+        number = self._next_number
+        self._next_number += 1
+        self._snapshots.append((number, env_steps, latest[1]))
+        del self._snapshots[: -self._capacity]
+        return number
+
+    def draw(self, at: float, held: int = -1) -> tuple[int, Weights] | None:
+        """(number, weights) of one snapshot, or None when it is the one that the caller holds already.
+
+        at: uniform in [0, 1).
+        """
+        if not self._snapshots:
+            raise ValueError(
+                "the pool of opponents is empty; the driver adds the first snapshot before sampling"
+            )
+        index = len(self._snapshots) - 1
+        if self._sampling == "uniform":
+            index = min(index, int(at * len(self._snapshots)))
+        number, _, weights = self._snapshots[index]
+        return None if number == held else (number, weights)
+
+    def latest(self, than_version: int = -1) -> tuple[int, Weights] | None:
+        """The newest snapshot, as from a parameter server: what evaluation plays against."""
+        if not self._snapshots or self._snapshots[-1][0] <= than_version:
+            return None
+        return self._snapshots[-1][0], self._snapshots[-1][2]
+
+    def env_steps(self) -> list[int]:
+        """When the snapshots that are kept were taken, oldest first."""
+        return [env_steps for _, env_steps, _ in self._snapshots]
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "next_number": self._next_number,
+            "snapshots": [
+                {"number": number, "env_steps": env_steps, "weights": weights}
+                for number, env_steps, weights in self._snapshots
+            ],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._next_number = int(state["next_number"])
+        self._snapshots = [
+            (int(each["number"]), int(each["env_steps"]), each["weights"]) for each in state["snapshots"]
+        ]

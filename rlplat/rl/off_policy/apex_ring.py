@@ -22,14 +22,16 @@ import numpy as np
 
 import rlplat
 from rlplat.errors import ActorDied, EnvError, RlplatError, WorkerCrashed
-from rlplat.rl.interfaces import UpdateReport
-from rlplat.rl.learning.in_flight import InFlight
+from rlplat.rl.interfaces import Array, UpdateReport
 from rlplat.rl.learning.learner_group import LearnerGroup
-from rlplat.rl.replay.buffer import ReplayShape
-from rlplat.rl.replay.ratio_limiter import RatioLimiter
+from rlplat.rl.learning.queue_ring import InFlight
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, make_replay
 from rlplat.rl.sampling.tally import RunTally
+from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.schedules import schedule_value
+from rlplat.rl.seeding import seed_sequences
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -197,3 +199,65 @@ def _means(metrics: list[dict[str, float]]) -> dict[str, float]:
     """The mean of every metric over the reports that have it."""
     names = {name for each in metrics for name in each}
     return {name: float(np.mean([each[name] for each in metrics if name in each])) for name in sorted(names)}
+
+
+class RatioLimiter:
+    """Keeps env steps and gradient steps of the asynchronous ring together, as Reverb's rate limiter does.
+
+        ahead = env steps beyond learning_starts - updates * env_steps_per_update
+
+    stays within +-slack: rollout workers pause above, the learner below. What is under way counts as done.
+    """
+
+    def __init__(self, env_steps_per_update: float, learning_starts: float, slack: float) -> None:
+        self._ratio, self._starts, self._slack = env_steps_per_update, learning_starts, slack
+
+    def ahead(self, env_steps: int, updates: int) -> float:
+        return env_steps - self._starts - updates * self._ratio
+
+    def may_sample(self, env_steps: int, updates: int) -> bool:
+        """Whether one more fragment may be asked for."""
+        return self.ahead(env_steps, updates) <= self._slack
+
+    def may_update(self, env_steps: int, updates: int) -> bool:
+        """Whether one more message may go to the learner."""
+        return env_steps >= self._starts and self.ahead(env_steps, updates) >= -self._slack
+
+
+class ReplayShard:
+    """Part of the replay, in a process of its own.
+
+    num_drawable, report = get(shard.add.remote(batch_ref, first_lane))
+    metrics, priorities = learner.learn.remote(shard.sample.remote(8 * 32, beta), env_steps)
+    shard.update_priorities.remote(priorities)
+    """
+
+    def __init__(self, config: dict[str, Any], spec: PolicySpec, shape: ReplayShape, index: int) -> None:
+        self._replay = make_replay(
+            shape, spec.obs, spec.action, seed_sequences(config["seed"], "learner", 1 + index)[1]
+        )
+        self._saves = config["save_replay"]
+        # The error of the Q-values, in units of returns. C51's priority is a divergence in nats: beside it new
+        # transitions get the largest so far, as in Rainbow.
+        self._priorities_by_actor = config.get("distributional") != "c51"
+
+    def add(self, batch: TransitionBatch, first_lane: int) -> tuple[int, UpdateReport]:
+        """-> (what can be drawn now, env steps, episodes and times of the batch)."""
+        self._replay.add(batch, first_lane, priorities_by_actor=self._priorities_by_actor)
+        metrics = {f"rollout/{name}": seconds for name, seconds in batch.timing.items()}
+        metrics["rollout/weights_version"] = batch.weights_version
+        return len(self._replay), UpdateReport(batch.env_steps, batch.episodes, metrics)
+
+    def sample(self, size: int, beta: float) -> Minibatch | SequenceMinibatch:
+        return self._replay.sample(size, beta)
+
+    def update_priorities(self, rows_stamps_priorities: tuple[Array, Array, Array]) -> None:
+        self._replay.update_priorities(*rows_stamps_priorities)
+
+    def get_state(self) -> dict[str, Any] | None:
+        return self._replay.get_state() if self._saves else None
+
+    def set_state(self, state: dict[str, Any] | None) -> int:
+        if self._saves and state is not None:
+            self._replay.set_state(state)
+        return len(self._replay)

@@ -18,8 +18,7 @@ from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Policy, Result, Weights
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import require_normalizable
-from rlplat.rl.off_policy.config import OffPolicyConfig
-from rlplat.rl.off_policy.learner import ReplayLearner
+from rlplat.rl.off_policy.learner import OffPolicyConfig, ReplayLearner
 from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor, require_bounded
 from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import policy_spec

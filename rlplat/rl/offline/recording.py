@@ -19,8 +19,7 @@ from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import copy_obs, map_obs, take_obs
 from rlplat.rl.offline.dataset import DataWriter, Manifest
 from rlplat.rl.offline.episodes import Episodes
-from rlplat.rl.policies.exploration import use_greedy_epsilon
-from rlplat.rl.policies.random_actions import RandomActions
+from rlplat.rl.policies.exploration import RandomActions, use_greedy_epsilon
 from rlplat.rl.run.evaluation import raw_env_kwargs
 from rlplat.rl.run.trained_agent import Agent
 from rlplat.rl.seeding import process_seeded, seed_sequences

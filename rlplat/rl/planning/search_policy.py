@@ -11,8 +11,8 @@ from torch import Tensor
 from rlplat.rl.envs.board_games.game import BoardGame
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.planning.mcts import Found, SearchSettings, draw, search
+from rlplat.rl.policies.numpy_policies import Stateless
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.policies.stateless import Stateless
 from rlplat.rl.spaces import MASK
 from rlplat.rl.torch.device import use_threads
 from rlplat.rl.torch.networks import make_network

@@ -1,7 +1,7 @@
 """Actors of bounded continuous actions (SAC, TD3): what they have beside encoder and spaces, and how they act, in plain
 numpy.
 
-tests/rl/torch/test_continuous.py holds them against the networks of rl/torch/continuous/.
+tests/rl/torch/test_continuous.py holds them against the networks of rl/torch/continuous_control.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import numpy as np
 from rlplat.errors import UsageError
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
+from rlplat.rl.obs_tree import flat_features
 from rlplat.rl.policies.exploration import EPSILON
-from rlplat.rl.policies.features import flat_features
-from rlplat.rl.policies.numpy_mlp import Layer, forward, layer, layers
+from rlplat.rl.policies.numpy_policies import Layer, Stateless, forward, layer, layers
 from rlplat.rl.policies.spec import MANY_NUMBERS, PolicySpec
-from rlplat.rl.policies.stateless import Stateless
 from rlplat.rl.spaces import SpaceSpec, obs_leaves
 
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
@@ -42,7 +41,7 @@ class ActorSpec:
 
 
 class BoundedActor(Stateless):
-    """Acts with the weights of rl/torch/continuous/networks.py's `Actor` of the same specs; see `interfaces.Policy`.
+    """Acts with the weights of rl/torch/continuous_control.py's `Actor` of the same specs; see `interfaces.Policy`.
     There is no V: values are zeros; so are log-probabilities of deterministic actors and of uniform actions."""
 
     def __init__(self, spec: PolicySpec, actor: ActorSpec, seed: np.random.SeedSequence) -> None:
@@ -91,7 +90,7 @@ class BoundedActor(Stateless):
         return np.zeros(len(next(iter(obs.values())) if isinstance(obs, dict) else obs), np.float32)
 
     def _log_probs(self, u: Array, noise: Array, log_std: Array) -> Array:
-        """float32[B]: of the actions in the environment's units; see `squashed_log_prob` in rl/torch/continuous."""
+        """float32[B]: of the actions in the environment's units; see `squashed_log_prob` in rl/torch."""
         gaussian = -0.5 * np.square(noise) - log_std - np.float32(0.5 * math.log(2.0 * math.pi))
         log_slopes = 2.0 * (math.log(2.0) - u - np.logaddexp(0.0, -2.0 * u))
         log_probs: Array = (gaussian - log_slopes - np.log(self._scale.half)).sum(axis=1)

@@ -8,19 +8,18 @@ import numpy as np
 
 from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Array, Policy
-from rlplat.rl.policies.q_spec import QSpec
-from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec
 from rlplat.rl.spaces import SpaceSpec
 
 ACTOR_CRITICS = {
-    "numpy": "rlplat.rl.policies.numpy_actor_critic:NumpyActorCritic",
+    "numpy": "rlplat.rl.policies.numpy_policies:NumpyActorCritic",
     "torch": "rlplat.rl.torch.policy:TorchActorCritic",
     "tf": "rlplat.rl.tf.policy:TfActorCritic",
 }
 Q_POLICIES = {
-    "numpy": "rlplat.rl.policies.numpy_q:NumpyQPolicy",
-    "torch": "rlplat.rl.torch.q_policy:TorchQPolicy",
-    "tf": "rlplat.rl.tf.q_policy:TfQPolicy",
+    "numpy": "rlplat.rl.policies.numpy_policies:NumpyQPolicy",
+    "torch": "rlplat.rl.torch.policy:TorchQPolicy",
+    "tf": "rlplat.rl.tf.policy:TfQPolicy",
 }
 
 

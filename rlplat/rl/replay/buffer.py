@@ -31,6 +31,7 @@ from rlplat.rl.replay.step_store import FINAL, GAP, StepStore
 from rlplat.rl.replay.sum_tree import SumTree
 from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, obs_leaves
+from rlplat.rl.spread import is_one_machine
 
 BYTES_BESIDE_OBS = 64
 """Of a row: action, rewards, returns, marks, its share of a sum tree."""
@@ -488,3 +489,20 @@ def bytes_of_replay(shape: ReplayShape, obs: ObsSpec | dict[str, ObsSpec]) -> in
             size = size // leaf.shape[0] * num_new
         num_bytes += size * np.dtype(leaf.dtype).itemsize
     return shape.capacity * (num_bytes + BYTES_BESIDE_OBS)
+
+
+def require_room(shape: ReplayShape, obs: ObsSpec | dict[str, ObsSpec], rollout_length: int) -> None:
+    """In the driver, before any actor starts: ConfigError where `replay_capacity` is too small for a fragment of
+    `rollout_length` steps, or for a sequence, or too large for this machine."""
+    lane_capacity = shape.lane_capacity
+    needed = shape.burn_in + 2 * shape.unroll + shape.n_step + 2
+    # Every step may be cut off, which brings a final observation each, and a gap may come before.
+    needed = max(needed, 2 * rollout_length + 1)
+    if lane_capacity < needed:
+        raise ConfigError(
+            f"replay_capacity={shape.capacity} leaves {lane_capacity} steps for each of {shape.num_lanes} "
+            f"environments, and a fragment of rollout_length={rollout_length}, or a sequence, needs {needed}: raise "
+            "replay_capacity"
+        )
+    if is_one_machine():  # else the actor that will hold it looks
+        require_memory(shape, obs)

@@ -36,9 +36,8 @@ from rlplat.rl.envs.names import has_time_limit
 from rlplat.rl.envs.statistics import Statistics, beside_weights
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation, computation_of, require_as_written
-from rlplat.rl.learning.given_weights import given_to, require_fitting
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
-from rlplat.rl.learning.policy_weights import put_weights_in_state, weights_in_state
+from rlplat.rl.learning.weights import given_to, put_weights_in_state, require_fitting, weights_in_state
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.run.evaluation import Evaluation
 from rlplat.rl.sampling.tally import RunTally

@@ -13,7 +13,7 @@ from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.run.algorithm import Algorithm
-from rlplat.rl.sampling.learning_rewards import LearningRewards
+from rlplat.rl.sampling.returns import LearningRewards
 
 
 class OnPolicy(Algorithm[Config]):

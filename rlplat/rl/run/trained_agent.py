@@ -26,7 +26,7 @@ from rlplat.paths import user_path
 from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.statistics import Frozen, beside_weights, of_weights, put_statistics
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, PolicyOutput, Weights
-from rlplat.rl.learning.policy_weights import split_weights
+from rlplat.rl.learning.weights import split_weights
 from rlplat.rl.multi_agent.games import make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, plan_multi_agent
 from rlplat.rl.obs_tree import obs_rows

@@ -55,8 +55,7 @@ from rlplat.rl.run.run_directory import (
     restore,
 )
 from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
-from rlplat.rl.run.view.progress import Progress, open_progress, showing_log
-from rlplat.rl.run.view.still_starting import StillStarting
+from rlplat.rl.run.view.progress import Progress, StillStarting, open_progress, showing_log
 from rlplat.rl.schedules import with_horizon
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.user_code import home_of, names_in

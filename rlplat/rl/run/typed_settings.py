@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Required, TypedDict
 
 from rlplat.rl.algorithm_config import EvaluationConfig, ExpectConfig, LearnerConfig, PolicyConfig, StopConfig
-from rlplat.rl.multi_agent.config import AgentPolicyConfig, MultiAgentConfig, SelfPlayConfig
+from rlplat.rl.multi_agent.policy_map import AgentPolicyConfig, MultiAgentConfig, SelfPlayConfig
 from rlplat.rl.replay.hindsight import HindsightConfig
 from rlplat.rl.schedules import LinearSchedule, PiecewiseSchedule
 from rlplat.section import Section

@@ -1,17 +1,87 @@
-"""`PerturbedEpisodes`: episodes of many perturbed networks, side by side in one vector environment."""
+"""`PerturbedEpisodes`: episodes of many perturbed networks, side by side in one vector environment.
+
+What many workers return is combined by few: in one process, or in a tree of tasks, with equal results bit for bit.
+
+    refs = [worker.sample.remote() for worker in workers]               # 1,000 of them
+    refs = reduce_in_tasks(refs, join, fan_in=16)                       # 1,000 -> 63 -> 4, by tasks
+    total = reduce_pairs(get(refs), join)                               # as if it had got all 1,000 itself
+
+Floating-point addition is not associative, so both keep to one order: neighbours are combined two by two, level by
+level, an odd last one goes up as it is. A group of 2^k neighbours is a subtree of that order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+import rlplat
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.interfaces import Array
+from rlplat.rl.normalization import RunningMeanVar
 from rlplat.rl.policies.perturbed_mlp import PerturbedMLPs
-from rlplat.rl.sampling.obs_gatherer import NullGatherer, ObsGatherer
+
+if TYPE_CHECKING:
+    from rlplat import ObjectRef
+
+
+class ObsGatherer:
+    """Sums over the observations of some episodes, less a reference near their mean, so that squares do not cancel."""
+
+    def __init__(self, reference: Array) -> None:
+        """reference: [*shape] of one observation."""
+        self._reference = reference.astype(np.float64).reshape(-1)
+        self._slots: list[int] = []
+        self._sums = np.zeros(0)
+        self._rows: list[Array] = []
+
+    def begin(self, slot: int, is_gathered: bool) -> None:
+        """An episode begins in `slot`."""
+        if slot in self._slots:
+            self._slots.remove(slot)
+        if is_gathered:
+            self._slots.append(slot)
+
+    def add(self, obs: Array) -> None:
+        """obs: [B, ...]; what is kept of it is a copy."""
+        if self._slots:
+            self._rows.append(obs[self._slots])
+            if len(self._rows) == 1000:
+                self.sums()
+
+    def sums(self) -> Array:
+        """float64[1 + 2 D]: number, sums, sums of squares; empty where there are none."""
+        if self._rows:
+            rows = np.concatenate(self._rows).reshape(-1, self._reference.size) - self._reference
+            sums = np.concatenate([[len(rows)], rows.sum(axis=0), np.square(rows).sum(axis=0)])
+            self._sums = self._sums + sums if self._sums.size else sums
+            self._rows = []
+        return self._sums
+
+
+class NullGatherer:
+    """Where observations are taken as they are."""
+
+    def begin(self, slot: int, is_gathered: bool) -> None: ...
+
+    def add(self, obs: Array) -> None: ...
+
+    def sums(self) -> Array:
+        return np.zeros(0)
+
+
+def merge_gathered(statistics: RunningMeanVar | None, sums: Array) -> None:
+    """sums: `ObsGatherer.sums` around the mean that was published with the weights; statistics None: there are none."""
+    if statistics is None or not sums.size:
+        return
+    shape, number = statistics.mean.shape, int(sums[0])
+    offset, squares = np.split(sums[1:] / number, 2)
+    reference = statistics.mean.astype(np.float32).astype(np.float64)
+    variance = np.maximum(squares - np.square(offset), 0.0)
+    statistics.merge(reference + offset.reshape(shape), variance.reshape(shape), number)
 
 
 class EpisodeChance(NamedTuple):
@@ -122,3 +192,37 @@ class PerturbedEpisodes:
         seconds = self._env_s, self._act_s
         self._env_s = self._act_s = 0.0
         return seconds
+
+
+T = TypeVar("T")
+
+
+def reduce_pairs(items: Sequence[T], combine: Callable[[T, T], T]) -> T:
+    """combine(combine(0, 1), combine(2, 3)) and so on; one item is returned as it is."""
+    assert items, "nothing to reduce"
+    level = list(items)
+    while len(level) > 1:
+        pairs = [combine(left, right) for left, right in zip(level[::2], level[1::2], strict=False)]
+        level = pairs + level[len(pairs) * 2 :]
+    return level[0]
+
+
+def reduce_in_tasks(
+    refs: Sequence[ObjectRef], combine: Callable[[Any, Any], Any], fan_in: int
+) -> list[ObjectRef]:
+    """At most `fan_in` refs (a power of two) that `reduce_pairs` makes the same of; returns at once.
+
+    Of up to `fan_in` refs they are these themselves. A ref that fails makes every ref above it fail.
+    """
+    assert fan_in >= 2 and fan_in & (fan_in - 1) == 0, f"fan_in is {fan_in}, expected a power of two"
+    task = rlplat.remote(_reduce).options(num_cpus=0)
+    level = list(refs)
+    while len(level) > fan_in:
+        level = [
+            task.remote(combine, *level[start : start + fan_in]) for start in range(0, len(level), fan_in)
+        ]
+    return level
+
+
+def _reduce(combine: Callable[[Any, Any], Any], *items: Any) -> Any:
+    return reduce_pairs(items, combine)

@@ -10,8 +10,7 @@ from rlplat.rl.policies.mask_check import forbidden_choice, masks_with_one_choic
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import MASK
 from rlplat.rl.tf import tf
-from rlplat.rl.tf.tensors import sample_obs
-from rlplat.rl.tf.weights import named_variables
+from rlplat.rl.tf.tensors import named_variables, sample_obs
 
 NUM_STEPS, NUM_ENVS = 2, 3
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from rlplat.errors import UsageError
 from rlplat.rl.class_path import load_class
-from rlplat.rl.policies.q_spec import QSpec
-from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.cores import make_core
 from rlplat.rl.tf.encoders import TensorObs, make_encoder

@@ -20,7 +20,7 @@ from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.action_distributions import ActionDistribution
-from rlplat.rl.torch.continuous.networks import Actor, features
+from rlplat.rl.torch.continuous_control import Actor, features
 from rlplat.rl.torch.encoders import TensorObs
 from rlplat.rl.torch.networks import make_network
 from rlplat.rl.torch.q_network import make_q_network

@@ -10,8 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.errors import UsageError
 from rlplat.rl.class_path import load_class
-from rlplat.rl.policies.q_spec import QSpec
-from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.spaces import ObsSpec, obs_leaves
 from rlplat.rl.torch.cores import make_core
 from rlplat.rl.torch.encoders import TensorObs, make_encoder

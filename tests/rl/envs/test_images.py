@@ -16,7 +16,7 @@ from rlplat.rl.envs.check import check_env
 from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.make import make_vector_env
-from rlplat.rl.policies.features import flat_features
+from rlplat.rl.obs_tree import flat_features
 from rlplat.rl.run.agent_spaces import AgentSpaces
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.encoders import folded, leaf_features, make_encoder

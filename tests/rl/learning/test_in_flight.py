@@ -9,7 +9,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import EnvError
-from rlplat.rl.learning.in_flight import InFlight
+from rlplat.rl.learning.queue_ring import InFlight
 
 
 def test_answers_are_handed_on_and_may_ask_for_more(runtime: None) -> None:

@@ -11,8 +11,14 @@ import rlplat
 from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Episode, UpdateReport, Weights
 from rlplat.rl.learning.numpy_optimizers import Adam, RMSProp
-from rlplat.rl.learning.parameter_server import MIN_OBS, ObsMoments, ParameterServer
-from rlplat.rl.learning.sharded_parameter_server import PART, Line, ShardedParameterServer
+from rlplat.rl.learning.parameter_server import (
+    MIN_OBS,
+    PART,
+    Line,
+    ObsMoments,
+    ParameterServer,
+    ShardedParameterServer,
+)
 from rlplat.rl.normalization import OBS_MEAN
 
 SHAPES: dict[str, tuple[int, ...]] = {"z.weight": (7, 30), "z.bias": (7,), "log_std": (), "a": (2, 3, 4)}

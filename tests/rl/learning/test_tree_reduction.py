@@ -9,7 +9,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import RlplatError
-from rlplat.rl.learning.tree_reduction import reduce_in_tasks, reduce_pairs
+from rlplat.rl.sampling.perturbed_episodes import reduce_in_tasks, reduce_pairs
 
 
 def bracket(left: str, right: str) -> str:

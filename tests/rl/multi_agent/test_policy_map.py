@@ -8,9 +8,8 @@ import pytest
 
 from rlplat.errors import ConfigError, EnvError, EnvNotFound
 from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.multi_agent.config import MultiAgentConfig
 from rlplat.rl.multi_agent.games import ParallelGame, TurnGame, is_multi_agent, make_game
-from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, make_plan, plan_multi_agent
+from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, make_plan, plan_multi_agent
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 SMALL = SpaceSpec(ObsSpec("vector", (3,), "float32"), ActionSpec("discrete", n=2))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rlplat.rl.envs.board_games.game import CONNECT_FOUR, TIC_TAC_TOE
-from rlplat.rl.planning.position_replay import PositionReplay, Positions
-from rlplat.rl.planning.self_play import GamesInProgress, outcomes_of
+from rlplat.rl.planning.self_play import GamesInProgress, PositionReplay, Positions, outcomes_of
 from tests.rl.envs.test_board_games import board
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.rl.policies import noise_table
-from rlplat.rl.policies.noise_table import NoiseTable, make_noise
+from rlplat.rl.policies import perturbed_mlp
+from rlplat.rl.policies.perturbed_mlp import NoiseTable, make_noise
 
 
 def seed(number: int) -> np.random.SeedSequence:
@@ -48,7 +48,7 @@ def test_a_slice_is_a_view_that_begins_at_its_index() -> None:
 
 @pytest.mark.parametrize("block_floats", [1, 7, 13, 14, 21, 55, 56, 57, 1 << 20])
 def test_weighted_sum(monkeypatch: pytest.MonkeyPatch, block_floats: int) -> None:
-    monkeypatch.setattr(noise_table, "BLOCK_FLOATS", block_floats)
+    monkeypatch.setattr(perturbed_mlp, "BLOCK_FLOATS", block_floats)
     noise = make_noise(100, seed(3))
     indices = np.array([5, 0, 93, 5, 40, 41, 42, 17], np.uint32)
     weights = np.linspace(-2.0, 3.0, 8)

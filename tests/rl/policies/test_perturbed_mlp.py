@@ -7,8 +7,15 @@ import pytest
 
 from rlplat.errors import ConfigError
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.policies.noise_table import NoiseTable, make_noise
-from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, PerturbedMLPs, add_noise, choose
+from rlplat.rl.policies.perturbed_mlp import (
+    MLPPolicy,
+    MLPShape,
+    NoiseTable,
+    PerturbedMLPs,
+    add_noise,
+    choose,
+    make_noise,
+)
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 BOX = ActionSpec("box", shape=(3,), dtype="float32", low=(-1.0,) * 3, high=(1.0,) * 3)

@@ -15,8 +15,14 @@ from pydantic import ValidationError
 from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.policies.bounded_actor import require_bounded
-from rlplat.rl.policies.q_spec import require_discrete
-from rlplat.rl.policies.spec import Head, action_heads, bounds_advice, said_of_observations, unsuited_bounds
+from rlplat.rl.policies.spec import (
+    Head,
+    action_heads,
+    bounds_advice,
+    require_discrete,
+    said_of_observations,
+    unsuited_bounds,
+)
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 from tests.rl.specimens import (
     BOX,

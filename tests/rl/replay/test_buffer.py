@@ -11,6 +11,7 @@ import pytest
 
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.interfaces import Array, Episode
+from rlplat.rl.off_policy.apex_ring import ReplayShard
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.replay.buffer import (
     MIN_PRIORITY,
@@ -21,7 +22,6 @@ from rlplat.rl.replay.buffer import (
     bytes_of_replay,
     make_replay,
 )
-from rlplat.rl.replay.shard import ReplayShard
 from rlplat.rl.replay.step_store import GOES_ON, TERMINATED, TRUNCATED
 from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec

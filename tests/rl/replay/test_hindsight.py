@@ -16,8 +16,7 @@ from rlplat.errors import ConfigError
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Array, PolicyOutput
 from rlplat.rl.replay.buffer import ReplayBuffer, ReplayShape, make_replay
-from rlplat.rl.replay.goal_rewards import GoalRewards
-from rlplat.rl.replay.hindsight import Hindsight, require_goals
+from rlplat.rl.replay.hindsight import GoalRewards, Hindsight, require_goals
 from rlplat.rl.replay.step_store import GAP, TERMINATED
 from rlplat.rl.sampling.recorders import make_recorder
 from rlplat.rl.sampling.transition_batch import TransitionBatch

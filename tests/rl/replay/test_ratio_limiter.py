@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlplat.rl.replay.ratio_limiter import RatioLimiter
+from rlplat.rl.off_policy.apex_ring import RatioLimiter
 
 
 def test_the_limiter_keeps_both_sides_within_the_slack() -> None:

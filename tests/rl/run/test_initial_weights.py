@@ -13,7 +13,7 @@ import rlplat
 from rlplat.checkpoints import latest_valid
 from rlplat.cli import main
 from rlplat.errors import CheckpointError, ConfigError
-from rlplat.rl.learning.given_weights import CARRIED_OBSERVATIONS, network_weights, require_fitting
+from rlplat.rl.learning.weights import CARRIED_OBSERVATIONS, network_weights, require_fitting
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.initial_weights import find_initial

@@ -10,8 +10,8 @@ import pytest
 import rlplat
 from rlplat.errors import InfeasibleResources
 from rlplat.rl.run.view.progress import Silent, showing_log
-from rlplat.rl.sampling import worker_start
-from rlplat.rl.sampling.worker_start import WORKER_BYTES, check_num_workers, refuse_beyond, wait_for_first
+from rlplat.rl.sampling import worker_group
+from rlplat.rl.sampling.worker_group import WORKER_BYTES, check_num_workers, refuse_beyond, wait_for_first
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_start_is_told_until_all_have_begun(
     def wait(refs: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
         return (next(moments), []) if timeout == 0 else ([], refs)
 
-    monkeypatch.setattr(worker_start.rlplat, "wait", wait, raising=False)
+    monkeypatch.setattr(worker_group.rlplat, "wait", wait, raising=False)
     with caplog.at_level(logging.INFO, "rlplat.start"):
         wait_for_first([["a0", "a1"], ["b0", "b1"]])  # type: ignore[list-item]
     assert caplog.messages == [f"started {number} of 2 rollout workers" for number in (0, 0, 1)]
@@ -61,6 +61,6 @@ def test_what_is_logged_is_said_by_the_run(capsys: pytest.CaptureFixture[str]) -
 
     heard = Heard()
     with showing_log("rlplat.start", heard):
-        worker_start.log.info("started %d of %d rollout workers", 1, 2)
-    worker_start.log.info("nobody listens any more")
+        worker_group.log.info("started %d of %d rollout workers", 1, 2)
+    worker_group.log.info("nobody listens any more")
     assert heard.texts == ["started 1 of 2 rollout workers"] and not capsys.readouterr().err

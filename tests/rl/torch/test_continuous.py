@@ -10,13 +10,12 @@ pytest.importorskip("torch")
 import torch
 
 from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.obs_tree import take_obs
+from rlplat.rl.obs_tree import flat_features, num_features, take_obs
 from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor
 from rlplat.rl.policies.exploration import EPSILON
-from rlplat.rl.policies.features import flat_features, num_features
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.torch.continuous.networks import Actor, TwinCritic, squashed_sample
+from rlplat.rl.torch.continuous_control import Actor, TwinCritic, squashed_sample
 from rlplat.rl.torch.weights import weights_of
 
 ACTION = ActionSpec("box", shape=(2,), dtype="float32", low=(-2.0, 0.0), high=(2.0, 10.0))

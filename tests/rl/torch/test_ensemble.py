@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from rlplat.algorithms.mbpo import ModelConfig
-from rlplat.rl.torch.model_based.ensemble import DynamicsEnsemble, EnsembleNetwork, gaussian_nll
+from rlplat.rl.torch.ensemble import DynamicsEnsemble, EnsembleNetwork, gaussian_nll
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,8 @@ from rlplat.rl.interfaces import Obs  # noqa: E402
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR  # noqa: E402
 from rlplat.rl.obs_tree import map_obs, take_obs  # noqa: E402
 from rlplat.rl.policies.make import make_policy  # noqa: E402
-from rlplat.rl.policies.numpy_actor_critic import NumpyActorCritic  # noqa: E402
-from rlplat.rl.policies.q_spec import QSpec  # noqa: E402
-from rlplat.rl.policies.spec import PolicySpec  # noqa: E402
+from rlplat.rl.policies.numpy_policies import NumpyActorCritic  # noqa: E402
+from rlplat.rl.policies.spec import PolicySpec, QSpec  # noqa: E402
 from rlplat.rl.spaces import ActionSpec, ObsSpec  # noqa: E402
 from rlplat.rl.torch.agent_module import agent_module  # noqa: E402
 from rlplat.rl.torch.device import resolve_precision  # noqa: E402

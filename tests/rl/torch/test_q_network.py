@@ -17,12 +17,11 @@ from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.exploration import EPSILON, choose_actions, lane_epsilons
 from rlplat.rl.policies.make import make_policy
-from rlplat.rl.policies.numpy_q import NumpyQPolicy
-from rlplat.rl.policies.q_spec import QSpec
-from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.policies.numpy_policies import NumpyQPolicy
+from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
+from rlplat.rl.torch.policy import TorchQPolicy
 from rlplat.rl.torch.q_network import NoisyLinear, QNetwork, check_q_network, make_q_network
-from rlplat.rl.torch.q_policy import TorchQPolicy
 from rlplat.rl.torch.weights import weights_of
 
 PLAIN = QSpec(False, False, "none", 11, (-2.0, 3.0), 0)

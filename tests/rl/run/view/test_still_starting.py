@@ -6,7 +6,7 @@ import pytest
 
 import rlplat
 from rlplat.rl.interfaces import Result
-from rlplat.rl.run.view.still_starting import StillStarting
+from rlplat.rl.run.view.progress import StillStarting
 from tests.patience import soon
 
 

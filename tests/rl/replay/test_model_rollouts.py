@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlplat.rl.model_based.model_replay import ModelReplay, mixed
-from rlplat.rl.model_based.rollouts import Imagined, branched_rollouts
+from rlplat.rl.off_policy.model_rollouts import Imagined, ModelReplay, branched_rollouts, mixed
 
 A = np.array([[1.0, 0.5], [0.0, 0.5]], np.float32)  # powers of two: exact in float32
 STARTS = np.arange(6, dtype=np.float32).reshape(3, 2)

@@ -19,7 +19,7 @@ from rlplat.errors import MissingExtra, UsageError
 from rlplat.rl.envs.gym_spaces import action_converter, space_spec
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.offline.dataset import read_episodes, read_manifest
-from rlplat.rl.offline.from_minari import copy_minari, environment_of
+from rlplat.rl.offline.minari import copy_minari, environment_of
 from rlplat.rl.offline.ring import preflight
 
 pytestmark = [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlplat.rl.interfaces import Weights
-from rlplat.rl.policies.numpy_actor_critic import NumpyActorCritic
+from rlplat.rl.policies.numpy_policies import NumpyActorCritic
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from tests.rl.specimens import BOX, make_spec
@@ -94,7 +94,7 @@ def test_large_logits_do_not_overflow() -> None:
 
 @pytest.mark.process
 def test_acting_needs_no_torch() -> None:
-    code = "import sys, rlplat.rl.policies.numpy_actor_critic; sys.exit('torch' in sys.modules)"
+    code = "import sys, rlplat.rl.policies.numpy_policies; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

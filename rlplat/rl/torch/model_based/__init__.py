@@ -1,1 +1,0 @@
-"""Networks of model-based algorithms: ensembles that predict what an action does."""
