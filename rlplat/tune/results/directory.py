@@ -53,9 +53,7 @@ class ExperimentDirectory:
         self._say = say
         self._reports = ReportLines(path / "results.jsonl")
         self._rows = TrialRows(path / "results.csv")
-        self._curves = ExperimentCurves(
-            path / "tensorboard", self.trials, spec.metric, spec.name, domains_of(spec)
-        )
+        self._curves = ExperimentCurves(path / "tensorboard", self.trials, spec.metric)
         self._best: tuple[Trial, Mapping[str, Any] | str | None] | None = None
         self._next_best_s = 0.0
         self.dropped = 0
@@ -164,9 +162,6 @@ class ExperimentDirectory:
         ending: numbers of those that come to their end only now, of which `end` will be told.
         """
         last_steps = {trial.number: trial.step for trial in trials}
-        live = {
-            trial.number: trial for trial in trials if not trial.state.has_ended or trial.number in ending
-        }
         try:
             forget_superseded(self._reports.path, last_steps)
             self._reports.forget()
@@ -174,11 +169,8 @@ class ExperimentDirectory:
             (self.path / "results.csv").unlink(missing_ok=True)
             self._rows = TrialRows(self.path / "results.csv")
             for trial in trials:
-                if trial.number not in live:
+                if trial.state.has_ended and trial.number not in ending:
                     self._rows.write(trial)
-            for report in read_reports(self._reports.path):
-                if report["trial"] in live and live[report["trial"]].step:
-                    self._curves.repeat(live[report["trial"]], report)
         except OSError as error:
             self._refused(error)
 
@@ -315,14 +307,6 @@ def _num_lines(path: Path) -> int:
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"cannot write to the experiment's directory {path}: {error.strerror or error}")
-
-
-def domains_of(spec: ExperimentSpec) -> dict[str, Sequence[Any] | None]:
-    """The values of each parameter where there are finitely many to choose from, else None."""
-    from rlplat.tune.space.space import Options, Space
-
-    domains = Space.parse(spec.config).domains
-    return {name: domain.labels if isinstance(domain, Options) else None for name, domain in domains.items()}
 
 
 def describe_best(trial: Trial, document: Mapping[str, Any] | str | None, spec: ExperimentSpec) -> str:

@@ -1,9 +1,8 @@
-"""TensorBoard's view of an experiment: curves of each trial, and the table and plots of its HPARAMS page.
+"""TensorBoard's view of an experiment: curves of each trial, and what its HPARAMS page makes a table and plots of.
 
-    EXP/tensorboard/events...          what the experiment is: parameters with their domains, metrics
     EXP/tensorboard/00007/events...    trial 7: its parameters, its scalars by report, how it ended
 
-`tensorboard --logdir EXP` shows both, and below `trials/` the full curves of trials that write TensorBoard files of
+`tensorboard --logdir EXP` shows it, and below `trials/` the full curves of trials that write TensorBoard files of
 their own, as those of algorithms do: of them only the objective is repeated here, as the HPARAMS page needs it.
 Messages: tensorboard/plugins/hparams/{plugin_data,api}.proto; no tensorboard is imported.
 """
@@ -31,60 +30,32 @@ from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.results.lines import as_json
 
 WRITE_PERIOD_S = 2.0
-_STRING, _BOOL, _FLOAT = 1, 2, 3
-_SUCCESS, _FAILURE, _RUNNING = 1, 2, 3
+_SUCCESS, _FAILURE = 1, 2
 
 
 class ExperimentCurves:
     """Keeps records in memory and no file open: thousands of paused trials cost no descriptor."""
 
-    def __init__(
-        self,
-        directory: Path,
-        trials_directory: Path,
-        objectives: Sequence[str],
-        name: str,
-        domains: Mapping[str, Sequence[Any] | None] | None = None,
-    ) -> None:
-        """directory: EXP/tensorboard; objectives: the metrics in question; domains: for each parameter its values where
-        it has finitely many, else None."""
+    def __init__(self, directory: Path, trials_directory: Path, objectives: Sequence[str]) -> None:
+        """directory: EXP/tensorboard; objectives: the metrics in question."""
         self._directory, self._trials_directory = directory, trials_directory
-        self._objectives, self._name = tuple(objectives), name
-        self._domains = dict(domains or {})
-        self._described = not self._domains or any(
-            directory.glob("events.*")
-        )  # else TensorBoard finds them out
-        self._summary: list[_TrialFile] = []
-        """What is still to be written of the experiment itself."""
+        self._objectives = tuple(objectives)
         self._open: dict[int, _TrialFile] = {}
         self._next_write_s = 0.0
-
-    def repeat(self, trial: Trial, report: Mapping[str, Any]) -> None:
-        """A report of `results.jsonl` of a trial that goes on after a crash: its file of before is hidden, as it lacks
-        what was not written yet and may hold what is forgotten."""
-        file = self._open.get(trial.number)
-        if file is None:
-            file = self._open[trial.number] = self._begin(trial)
-            file.pending.append(purge_record(1))
-        self._add(file, report["step"], report["time"], report.get("metrics", {}))
 
     def record(self, trial: Trial, metrics: Mapping[str, Any]) -> None:
         file = self._open.get(trial.number)
         if file is None:
             file = self._open[trial.number] = self._begin(trial)
-        elif trial.step <= file.step:
+        if trial.step <= file.step or (
+            trial.step > 1 and not file.step
+        ):  # it repeats, or another tuner began it
             file.pending.append(purge_record(trial.step))
-        if not self._described:
-            self._described = True
-            self._describe({} if file.has_own_curves else metrics)
-        self._add(file, trial.step, time.time(), metrics)
-
-    def _add(self, file: _TrialFile, step: int, time_s: float, metrics: Mapping[str, Any]) -> None:
-        file.step = step
+        file.step = trial.step
         if file.has_own_curves:
             metrics = {name: metrics[name] for name in self._objectives if name in metrics}
         if values := scalars(_plain(metrics)):
-            file.pending.append(summary_record(time_s, step, values))
+            file.pending.append(summary_record(time.time(), trial.step, values))
 
     def end(self, trial: Trial) -> None:
         """Closes the trial's session; OSError when the disk refuses."""
@@ -107,12 +78,11 @@ class ExperimentCurves:
     def _write_all(self) -> None:
         """Each of them is tried: what a full disk refuses must not pile up in memory."""
         refused: OSError | None = None
-        for file in [*self._summary, *self._open.values()]:
+        for file in self._open.values():
             try:
                 file.write()
             except OSError as error:
                 refused = error
-        self._summary.clear()
         if refused is not None:
             raise refused
 
@@ -122,50 +92,12 @@ class ExperimentCurves:
             has_own_curves=(self._trials_directory / trial.directory_name / "tensorboard").is_dir(),
         )
         params = b"".join(
-            bytes_field(1, bytes_field(1, name.encode()) + bytes_field(2, self._value(name, value)))
+            bytes_field(1, bytes_field(1, name.encode()) + bytes_field(2, _protobuf_value(value)))
             for name, value in trial.params.items()
         )
         start = params + bytes_field(4, trial.directory_name.encode()) + double_field(5, time.time())
         file.pending.append(_hparams_record("_hparams_/session_start_info", 3, start))
         return file
-
-    def _describe(self, metrics: Mapping[str, Any]) -> None:
-        """Metrics: the objectives, then whatever else of the first report is written."""
-        names = dict.fromkeys(
-            [*self._objectives, *(name for name, value in metrics.items() if scalars(_plain({name: value})))]
-        )
-        content = (
-            bytes_field(6, self._name.encode())
-            + double_field(3, time.time())
-            + b"".join(
-                bytes_field(4, self._parameter(name, values)) for name, values in self._domains.items()
-            )
-            + b"".join(bytes_field(5, bytes_field(1, bytes_field(2, name.encode()))) for name in names)
-        )
-        file = _TrialFile(self._directory, has_own_curves=False)
-        file.pending.append(_hparams_record("_hparams_/experiment", 2, content))
-        self._summary.append(file)
-
-    def _parameter(self, name: str, values: Sequence[Any] | None) -> bytes:
-        """An HParamInfo."""
-        info = bytes_field(1, name.encode()) + varint_field(4, self._kind(name))
-        if values is not None:
-            listed = b"".join(bytes_field(1, self._value(name, value)) for value in values)
-            info += bytes_field(5, listed)
-        return info
-
-    def _kind(self, name: str) -> int:
-        values = self._domains.get(name)
-        if values is None:
-            return _FLOAT
-        if all(isinstance(value, bool) for value in values):
-            return _BOOL
-        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        return _FLOAT if numbers else _STRING
-
-    def _value(self, name: str, value: Any) -> bytes:
-        """A google.protobuf.Value of the parameter's kind."""
-        return _protobuf_value(value, as_text=name in self._domains and self._kind(name) == _STRING)
 
 
 class _TrialFile:
@@ -193,11 +125,12 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: as_json(value) for name, value in metrics.items()}
 
 
-def _protobuf_value(value: Any, *, as_text: bool) -> bytes:
+def _protobuf_value(value: Any) -> bytes:
+    """A google.protobuf.Value."""
     value = as_json(value)
-    if isinstance(value, bool) and not as_text:
+    if isinstance(value, bool):
         return varint_field(4, int(value))
-    if isinstance(value, int | float) and not as_text:
+    if isinstance(value, int | float):
         return double_field(2, value)
     text = value if isinstance(value, str) else json.dumps(value)
     return bytes_field(3, text.encode())
