@@ -103,9 +103,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     home = _HOME_BY_NAME.get(name)
+    if name in _NAMES_OF_RAY:  # an AttributeError would lose its text in `from rlplat.tune import ...`
+        raise ImportError(f"rlplat.tune has no {name!r}; here it is {_NAMES_OF_RAY[name]}")
     if home is None:
-        here = f"; here it is {_NAMES_OF_RAY[name]}" if name in _NAMES_OF_RAY else ""
-        raise AttributeError(f"module 'rlplat.tune' has no attribute {name!r}{here}")
+        raise AttributeError(f"module 'rlplat.tune' has no attribute {name!r}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -142,8 +142,10 @@ def test_a_searcher_of_another_kind_is_refused() -> None:
 
 
 def test_names_of_ray_say_what_they_are_here() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'grid_search'; here it is tune\.grid"):
+    with pytest.raises(ImportError, match=r"no 'grid_search'; here it is tune\.grid"):
         tune.grid_search([1, 2])
+    with pytest.raises(ImportError, match=r"no 'with_resources'; here it is tune\.run"):
+        exec("from rlplat.tune import with_resources")
     with pytest.raises(AttributeError, match=r"no attribute 'gird'$"):
         tune.gird([1, 2])
 

@@ -16,7 +16,7 @@ was not carried out any more, `judge` is asked once more.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from rlplat.tune.core.trial import Trial
 
@@ -65,41 +65,39 @@ Verdict = Continue | Stop | Pause | Exploit
 Due = Resume | Stop | Exploit
 
 
-class TrialScheduler(Protocol):
-    """One per experiment. Constructor arguments are the settings of `scheduler:` in an experiment file.
+class TrialScheduler:
+    """One per experiment. Constructor arguments are the settings of `scheduler:` in an experiment file. As it stands
+    here, every trial runs to its end.
 
     `unit` is what progress is counted in: "step" (reports) or the name of a metric that grows, such as env_steps.
     """
 
     name: ClassVar[str]
     unit: str
-    needs_checkpoints: bool
+    needs_checkpoints = False
     """Whether a trainable that cannot save is refused before anything runs (Pause and Exploit need `save`)."""
 
     def open(self, seed: int, space: Any) -> None:
         """Before the first `add`. seed: the experiment's; space: the `Space`, for those who change configs."""
-        ...
 
     def add(self, trial: Trial) -> None:
         """A new trial, or one of the storage: then `trial.notes` is what it was. May write to `trial.notes`."""
-        ...
 
-    def record(self, trial: Trial, progress: float, score: float) -> None: ...
+    def record(self, trial: Trial, progress: float, score: float) -> None:
+        """It reported."""
 
     def judge(self, trial: Trial) -> Verdict:
         """On its last record. A trial that repeats reports after a crash goes on until it is where it was; what was
         said there, and carried out, is not said again. Where levels lie between two reports, the first report beyond
         a level counts for it."""
-        ...
+        return Continue()
 
     def end(self, trial: Trial) -> None:
         """`trial.state` has ended; a failed trial must not make others wait for it."""
-        ...
 
     def due(self) -> list[tuple[int, Due]]:
         """Verdicts on paused trials that can be given now; each is given once."""
-        ...
+        return []
 
     def no_more_trials(self) -> None:
         """No further `add` will come: what waits for a bracket to fill is judged with what is there."""
-        ...

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
 
 from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.core.verdicts import Continue, Due, Pause, Resume, Stop, Verdict
+from rlplat.tune.core.verdicts import Continue, Due, Pause, Resume, Stop, TrialScheduler, Verdict
 from rlplat.tune.schedulers.rungs import (
     Rung,
     at,
@@ -51,7 +50,7 @@ class _Run:
     is_paused: bool = False
 
 
-class ASHA:
+class ASHA(TrialScheduler):
     name = "asha"
 
     def __init__(
@@ -84,9 +83,6 @@ class ASHA:
         """Paused already when they were added."""
         self._is_closed = False
         self._has_complete = False
-
-    def open(self, seed: int, space: Any) -> None:
-        pass
 
     def add(self, trial: Trial) -> None:
         run = self._runs[trial.number] = _Run(is_paused=trial.state is TrialState.PAUSED)

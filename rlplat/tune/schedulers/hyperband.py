@@ -25,11 +25,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
 
 from rlplat.errors import ConfigError
 from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.core.verdicts import Continue, Due, Pause, Resume, Stop, Verdict
+from rlplat.tune.core.verdicts import Continue, Due, Pause, Resume, Stop, TrialScheduler, Verdict
 from rlplat.tune.schedulers.rungs import (
     Rung,
     at,
@@ -152,7 +151,7 @@ class _Bracket:
         ) < self.num_places(index)
 
 
-class HyperBand:
+class HyperBand(TrialScheduler):
     name = "hyperband"
     needs_checkpoints = True
 
@@ -187,9 +186,6 @@ class HyperBand:
         """Where somebody who is paused may have to be told something."""
         self._restored: list[int] = []
         """Paused already when they were added; where they stand is known when their records are in."""
-
-    def open(self, seed: int, space: Any) -> None:
-        pass
 
     def add(self, trial: Trial) -> None:
         if self._open is None:

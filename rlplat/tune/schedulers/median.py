@@ -12,11 +12,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from typing import Any
 
 from rlplat.errors import ConfigError
 from rlplat.tune.core.trial import Trial
-from rlplat.tune.core.verdicts import Continue, Due, Stop, Verdict
+from rlplat.tune.core.verdicts import Continue, Stop, TrialScheduler, Verdict
 from rlplat.tune.schedulers.rungs import at, comparable, is_negated, is_reached, shown
 from rlplat.tune.schedulers.settings import checked_count, checked_number
 
@@ -42,9 +41,8 @@ class _Run:
     """... and what was noted there."""
 
 
-class MedianStopping:
+class MedianStopping(TrialScheduler):
     name = "median"
-    needs_checkpoints = False
 
     def __init__(
         self,
@@ -81,9 +79,6 @@ class MedianStopping:
         self._averages: list[array[float]] = []
         """By level, ascending: the running average of each trial that came there; 8 bytes each."""
         self._runs: dict[int, _Run] = {}
-
-    def open(self, seed: int, space: Any) -> None:
-        pass
 
     def add(self, trial: Trial) -> None:
         self._runs[trial.number] = _Run()
@@ -131,9 +126,3 @@ class MedianStopping:
 
     def end(self, trial: Trial) -> None:
         del self._runs[trial.number]
-
-    def due(self) -> list[tuple[int, Due]]:
-        return []
-
-    def no_more_trials(self) -> None:
-        pass

@@ -35,7 +35,7 @@ from rlplat.config import closest
 from rlplat.errors import ConfigError
 from rlplat.tune.core.exploits import reports_before_copy, step_of_copy
 from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.core.verdicts import Continue, Due, Exploit, Pause, Resume, Verdict
+from rlplat.tune.core.verdicts import Continue, Due, Exploit, Pause, Resume, TrialScheduler, Verdict
 from rlplat.tune.schedulers.settings import checked_number
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class _Neighbours:
 _Mutation = Any  # Domain | _Neighbours | Explorer
 
 
-class PBT:
+class PBT(TrialScheduler):
     name: ClassVar[str] = "pbt"
     needs_checkpoints = True
 
