@@ -64,7 +64,7 @@ class FunctionProgram:
         self._context = context
         self._thread = TrialThread(run, context)
         self._checkpoints = TrialCheckpoints(context.number)
-        self._has_reported = self._has_ended = False
+        self._has_ended = False
 
     @property
     def can_save(self) -> bool:
@@ -75,10 +75,9 @@ class FunctionProgram:
             return None
         kind, value = self._thread.next()
         if kind == "report":
-            self._has_reported = True
             return value
         self._has_ended = True
-        return last_report(value, self._has_reported, self._context)
+        return last_report(value, self._thread.report.step > 0, self._context)
 
     def save_to(self, directory: Path) -> str:
         if not self.can_save:
@@ -104,7 +103,7 @@ class GeneratorProgram:
         self._checkpoints = TrialCheckpoints(context.number)
         self._values: Iterator[Any] | None = None
         self._offered: Any = None
-        self._has_reported = self._has_ended = False
+        self._has_ended = False
 
     @property
     def can_save(self) -> bool:
@@ -119,12 +118,12 @@ class GeneratorProgram:
                 made = self._begin()
                 if not hasattr(made, "__next__"):
                     self._has_ended = True
-                    return last_report(made, False, self._context)
+                    return last_report(made, self._progress.step > 0, self._context)
                 self._values = made
             value = next(self._values)
         except StopIteration as end:
             self._has_ended = True
-            return last_report(end.value, self._has_reported, self._context)
+            return last_report(end.value, self._progress.step > 0, self._context)
         except (Exception, KeyboardInterrupt):  # Ctrl-C is the process's, and this is its thread
             raise
         except BaseException as error:
@@ -135,7 +134,6 @@ class GeneratorProgram:
             value, self._offered = value
         metrics = plain_metrics(value, self._context.metric)
         self._progress.step += 1
-        self._has_reported = True
         return metrics
 
     def _begin(self) -> Any:
@@ -210,7 +208,9 @@ class ClassProgram:
 
 
 def last_report(value: Any, has_reported: bool, context: TrialContext) -> Metrics | None:
-    """What a trainable returned at its end: its last report, or None. ConfigError where that is all, and nothing."""
+    """What a trainable returned at its end: its last report, or None. ConfigError where that is all, and nothing.
+
+    has_reported: also before the checkpoint that it went on from: it may have been saved at its last report."""
     if value is None and not has_reported:
         raise ConfigError(
             "it returned nothing, and reported nothing: return a dict of metrics, or report them"

@@ -504,6 +504,26 @@ def test_a_trial_that_returns_nothing_and_reports_nothing(trainable: Any, tmp_pa
         open_program(trainable, {}, context(tmp_path)).step()
 
 
+@pytest.mark.parametrize("is_generator", [False, True])
+def test_one_that_was_saved_at_its_last_report_ends_at_once(is_generator: bool, tmp_path: Path) -> None:
+    def reporting(config: dict, report: Any) -> None:
+        for step in range(report.step, 2):
+            report(step=step, checkpoint={"step": step})
+
+    def yielding(config: dict, report: Any) -> Any:
+        for step in range(report.step, 2):
+            yield {"step": step}, {"step": step}
+
+    trainable = yielding if is_generator else reporting
+    program = open_program(trainable, {}, context(tmp_path))
+    program.step(), program.step()
+    name = program.save_to(tmp_path / "checkpoints")
+    program.close()
+    again = open_program(trainable, {}, context(tmp_path))
+    again.load_from(tmp_path / "checkpoints" / name)
+    assert again.step() is None
+
+
 def test_a_generator_is_closed_at_its_yield(tmp_path: Path) -> None:
     seen = []
 

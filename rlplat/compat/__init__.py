@@ -1,0 +1,1 @@
+"""Spellings of other libraries, over rlplat's own verbs; imported only by programs that ask for them."""
