@@ -51,7 +51,7 @@ from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.normalization import obs_statistics, require_normalizable
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.off_policy.apex_ring import ApexRing, ReplayShard, shape_of_shard
-from rlplat.rl.off_policy.learner import REPLAY
+from rlplat.rl.off_policy.learner import REPLAY, replay_round
 from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
 from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import policy_for
@@ -61,7 +61,7 @@ from rlplat.rl.replay.hindsight import HindsightConfig, hindsight_of, record_of,
 from rlplat.rl.replay.learner_replay import LearnerReplay
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
-from rlplat.rl.sampling.transition_batch import TransitionBatch, rollout_times
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.schedules import LinearSchedule, ScheduledShare
 from rlplat.rl.seeding import seed_sequences
@@ -465,18 +465,12 @@ class DQNLearner(Learner[DQNConfig]):
     def update(self, *batches: TransitionBatch) -> UpdateReport:
         """Synchronous: one round into the replay, the gradient steps that are due for it, publish version + 1."""
         assert self._replay is not None
-        started = perf_counter()
-        config = self.config
-        env_steps = self._replay.add(batches)
-        self.env_steps += env_steps
-        is_first = self._obs_statistics.is_empty
-        for batch in batches:
-            self._obs_statistics.update(batch.obs, batch.valid)
-        if is_first:
-            self._obs_statistics.weights()  # used from now on: nothing is learnt from raw observations
-        added = perf_counter()
+        return replay_round(self, self._replay, self._obs_statistics, batches, self._learn_due, self._metrics)
+
+    def _learn_due(self, due: int) -> list[dict[str, float]]:
+        assert self._replay is not None
+        config, beta = self.config, self.value(self.config.importance_beta)
         trained: list[dict[str, float]] = []
-        due, beta = self._replay.due(env_steps), self.value(config.importance_beta)
         while due:
             chunk = min(due, self._chunk)
             drawn = self._replay.buffer.sample(chunk * config.batch_size, beta)
@@ -485,16 +479,7 @@ class DQNLearner(Learner[DQNConfig]):
                 self._replay.buffer.update_priorities(drawn.rows, drawn.stamps, priorities)
             trained += figures
             due -= chunk
-        learnt = perf_counter()
-        self.publish_next()
-        metrics = self._metrics(trained) | rollout_times(batches)
-        metrics |= {
-            "learner/replay_size": len(self._replay.buffer),
-            "time/replay_add_s": added - started,
-            "time/train_s": learnt - added,
-            "time/publish_s": perf_counter() - learnt,
-        }
-        return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
+        return trained
 
     @rlplat.method(num_returns=2)
     def learn(

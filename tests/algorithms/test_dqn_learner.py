@@ -24,7 +24,7 @@ from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "dqn_losses.json"

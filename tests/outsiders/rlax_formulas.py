@@ -18,7 +18,7 @@ import pytest
 from rlplat.algorithms.other_frameworks.ppo_numpy import numpy_ppo_loss
 from rlplat.rl.replay.buffer import ReplayShape, make_replay
 from rlplat.rl.sampling.returns import gae, vtrace
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec
 
 pytestmark = [

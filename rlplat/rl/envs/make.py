@@ -13,6 +13,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -81,6 +82,9 @@ def make_vector_env(
     kwargs = dict(env_kwargs or {})
     limits = Limits(step_timeout_s, step_timeout_s if reset_timeout_s is None else reset_timeout_s)
     facts: dict[str, Any] = {"env": source.name, "num_envs": num_envs, "env_kwargs": kwargs}
+    made = partial(
+        VectorEnv, name=source.name, seed=seed, facts=facts, keeps_state=keep_state, env_metrics=env_metrics
+    )
     if source.kind == "atari":
         if vectorization not in ("auto", "native"):
             raise UsageError(
@@ -89,16 +93,11 @@ def make_vector_env(
         settings = atari_settings(source, kwargs)
         raw = _make_atari(source, num_envs, ale_arguments(settings), num_threads)
         facts |= {"vectorization": "native", **settings}
-        return VectorEnv(
+        return made(
             raw,
-            source.name,
-            seed=seed,
             limits=limits,
-            facts=facts,
             ends_at_lost_life=settings["episodic_life"],
             fire=_fire_action(source.rom, settings) if settings["fire_after_lost_life"] else None,
-            keeps_state=keep_state,
-            env_metrics=env_metrics,
         )
     if source.kind == "external":
         from rlplat.rl.envs.external.vector_env import ExternalVectorEnv
@@ -110,15 +109,7 @@ def make_vector_env(
         external = ExternalVectorEnv(num_envs, **kwargs)
         facts["vectorization"] = "external"
         # A simulator may be away for longer than any limit: who is waited for is said every few seconds.
-        return VectorEnv(
-            external,
-            source.name,
-            seed=seed,
-            limits=NO_LIMITS,
-            facts=facts,
-            keeps_state=keep_state,
-            env_metrics=env_metrics,
-        )
+        return made(external, limits=NO_LIMITS)
     if source.kind == "registered":
         import gymnasium
 
@@ -135,15 +126,7 @@ def make_vector_env(
             raw = _make_pool(source, num_envs, kwargs, num_threads)
             facts |= {"vectorization": "envpool", "max_episode_steps": raw.max_episode_steps}
         if raw is not None:
-            return VectorEnv(
-                raw,
-                source.name,
-                seed=seed,
-                limits=limits,
-                facts=facts,
-                keeps_state=keep_state,
-                env_metrics=env_metrics,
-            )
+            return made(raw, limits=limits)
     elif vectorization == "envpool":
         raise UsageError(
             f"{source.name} is none of EnvPool's environments: set vectorization to 'auto', 'sync' or 'async'"
@@ -164,15 +147,7 @@ def make_vector_env(
         if first.num_envs != num_envs and not any_number:
             raise UsageError(other_number(source.name, first.num_envs, num_envs))
         facts |= {"vectorization": "given", "num_envs": first.num_envs}
-        return VectorEnv(
-            first,
-            source.name,
-            seed=seed,
-            limits=limits,
-            facts=facts,
-            keeps_state=keep_state,
-            env_metrics=env_metrics,
-        )
+        return made(first, limits=limits)
 
     def make_guard(index: int) -> GuardedEnv:
         nonlocal with_info_mask, first
@@ -203,15 +178,7 @@ def make_vector_env(
     else:
         facts["vectorization"] = "sync"
         raw = SyncLoop([make_guard(index) for index in range(num_envs)])
-    return VectorEnv(
-        raw,
-        source.name,
-        seed=seed,
-        limits=limits,
-        facts=facts,
-        keeps_state=keep_state,
-        env_metrics=env_metrics,
-    )
+    return made(raw, limits=limits)
 
 
 def make_single_env(

@@ -27,8 +27,8 @@ from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.queue_ring import InFlight
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, make_replay
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.sampling.tally import RunTally
-from rlplat.rl.sampling.transition_batch import TransitionBatch
 from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.schedules import schedule_value
 from rlplat.rl.seeding import seed_sequences

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
@@ -15,14 +15,14 @@ from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig, Width
 from rlplat.rl.interfaces import Array, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.normalization import obs_statistics
+from rlplat.rl.normalization import ObsStatistics, obs_statistics
 from rlplat.rl.obs_tree import flat_features
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape
 from rlplat.rl.replay.hindsight import HindsightConfig
 from rlplat.rl.replay.learner_replay import LearnerReplay
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import TransitionBatch, rollout_times
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Count, Epsilon, Norm
@@ -176,6 +176,40 @@ class TransitionLearner(Learner[OffPolicyConfig]):
         return self.obs_statistics.weights()
 
 
+def replay_round(
+    learner: Learner[Any],
+    replay: LearnerReplay,
+    statistics: ObsStatistics,
+    batches: Sequence[TransitionBatch],
+    learn: Callable[[int], list[dict[str, float]]],
+    metrics_of: Callable[[list[dict[str, float]]], dict[str, float]],
+) -> UpdateReport:
+    """One round into a learner's replay, the gradient steps that are due for it, publish version + 1.
+
+    learn: makes so many gradient steps -> the figures of each, of which metrics_of makes those of the round.
+    """
+    started = perf_counter()
+    env_steps = replay.add(batches)
+    learner.env_steps += env_steps
+    is_first = statistics.is_empty
+    for batch in batches:
+        statistics.update(batch.obs, batch.valid)
+    if is_first:
+        statistics.weights()  # used from now on: nothing is learnt from raw observations
+    added = perf_counter()
+    trained = learn(replay.due(env_steps))
+    learnt = perf_counter()
+    learner.publish_next()
+    metrics = metrics_of(trained) | rollout_times(batches)
+    metrics |= {
+        "learner/replay_size": len(replay.buffer),
+        "time/replay_add_s": added - started,
+        "time/train_s": learnt - added,
+        "time/publish_s": perf_counter() - learnt,
+    }
+    return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
+
+
 class ReplayLearner(TransitionLearner):
     """Keeps the replay, into which rollout workers' transitions come. A subclass may change where the minibatches come
     from (`draw`), and what happens before the gradient steps of a round (`learn`)."""
@@ -201,28 +235,7 @@ class ReplayLearner(TransitionLearner):
 
     def update(self, *batches: TransitionBatch) -> UpdateReport:
         """One round into the replay, the gradient steps that are due for it, publish version + 1."""
-        started = perf_counter()
-        env_steps = self.replay.add(batches)
-        is_first = self.obs_statistics.is_empty
-        for batch in batches:
-            self.obs_statistics.update(batch.obs, batch.valid)
-        if is_first:
-            self.obs_statistics.weights()  # used from now on: nothing is learnt from raw observations
-        self.env_steps += env_steps
-        added = perf_counter()
-        trained = self.learn(self.replay.due(env_steps))
-        learnt = perf_counter()
-        self.publish_next()
-        timings = [batch.timing for batch in batches]
-        metrics: dict[str, float] = self.metrics(trained) | {
-            "learner/replay_size": len(self.replay.buffer),
-            "time/replay_add_s": added - started,
-            "time/train_s": learnt - added,
-            "time/publish_s": perf_counter() - learnt,
-        }
-        for name in timings[0]:
-            metrics[f"rollout/{name}"] = max(timing[name] for timing in timings)
-        return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
+        return replay_round(self, self.replay, self.obs_statistics, batches, self.learn, self.metrics)
 
     def learn(self, due: int) -> list[dict[str, float]]:
         """The gradient steps of a round -> the figures of each."""

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlplat.errors import ConfigError
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Policy, Result, Weights
 from rlplat.rl.learning.parameter_server import ParameterServer
@@ -22,12 +21,12 @@ from rlplat.rl.off_policy.learner import OffPolicyConfig, ReplayLearner
 from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor, require_bounded
 from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import policy_spec
-from rlplat.rl.replay.buffer import ReplayShape, require_memory
+from rlplat.rl.replay.buffer import ReplayShape, require_room
 from rlplat.rl.replay.hindsight import hindsight_of, record_of, require_goals
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.spaces import SpaceSpec
-from rlplat.rl.spread import is_one_machine, spread
+from rlplat.rl.spread import spread
 
 RingConfig = TypeVar("RingConfig", bound=OffPolicyConfig)
 
@@ -114,15 +113,5 @@ def preflight(config: OffPolicyConfig, algo: str) -> SpaceSpec:
     require_goals(config, spaces)
     if config.normalize_observations:
         require_normalizable(spaces.obs)
-    shape = replay_shape(config)
-    # Every step may be cut off, which brings a final observation each, and a gap may come before.
-    needed = max(2 * config.rollout_length + 1, config.n_step + 2)
-    if shape.lane_capacity < needed:
-        raise ConfigError(
-            f"replay_capacity={config.replay_capacity} leaves {shape.lane_capacity} steps for each of "
-            f"{shape.num_lanes} environments, and a round of rollout_length={config.rollout_length} needs {needed}: "
-            "raise replay_capacity"
-        )
-    if is_one_machine():  # else the actor that will hold it looks
-        require_memory(shape, spaces.obs)
+    require_room(replay_shape(config), spaces.obs, config.rollout_length)
     return spaces

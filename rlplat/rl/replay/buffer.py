@@ -29,7 +29,7 @@ from rlplat.rl.replay.frame_storage import new_frames
 from rlplat.rl.replay.hindsight import Hindsight, Relabeller
 from rlplat.rl.replay.step_store import FINAL, GAP, StepStore
 from rlplat.rl.replay.sum_tree import SumTree
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, obs_leaves
 from rlplat.rl.spread import is_one_machine
 

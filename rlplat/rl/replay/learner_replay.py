@@ -9,7 +9,7 @@ import numpy as np
 
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import ReplayShape, make_replay
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 
 
 class LearnerReplay:

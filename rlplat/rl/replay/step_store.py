@@ -19,7 +19,7 @@ from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import concat_obs, map_obs, take_obs
 from rlplat.rl.replay.frame_storage import make_storage
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, empty_actions, obs_leaves
 
 GOES_ON, TERMINATED, TRUNCATED, FINAL, GAP = range(5)

@@ -25,8 +25,7 @@ import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs, Policy, PolicyOutput
 from rlplat.rl.obs_tree import concat_obs, copy_obs, obs_rows, put_obs, take_obs
-from rlplat.rl.sampling.sample_batch import SampleBatch
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import SampleBatch, TransitionBatch
 from rlplat.rl.spaces import ActionSpec, empty_actions
 
 Where = int | tuple[Array, Array]

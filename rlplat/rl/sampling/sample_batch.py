@@ -1,10 +1,11 @@
-"""`SampleBatch`: what a rollout worker brings home, T time steps of B environments side by side."""
+"""What rollout workers bring home, T time steps of B environments side by side: `SampleBatch`es of those whose learner
+wants log-probabilities and values, `TransitionBatch`es where a replay keeps them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,41 +15,20 @@ from rlplat.rl.obs_tree import concat_obs, empty_columns, map_obs
 COLUMNS = (
     "obs", "actions", "log_probs", "values", "next_values", "rewards", "terminated", "truncated", "valid",
 )  # fmt: skip
-_DTYPES = {
-    "log_probs": np.float32,
-    "values": np.float32,
-    "next_values": np.float32,
-    "rewards": np.float32,
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-    "valid": np.bool_,
-}
 
 
-@dataclass(slots=True)
-class SampleBatch:
+@dataclass(slots=True, kw_only=True)
+class Batch:
     """A rollout fragment, one array per column, time first: row `[t, b]` is one decision in environment b.
 
     Arrays are contiguous, so that pickle protocol 5 hands them over out of band, without a copy. What came through
     the object store is read-only; nobody writes into a batch.
-
-        batch = worker.sample()
-        advantages, returns = gae(batch.rewards, batch.values, batch.next_values, ...)
-        rows = batch.valid_rows()                       # indices into the flattened columns
-        obs = batch.flat("obs")[rows]                   # [N, ...]
     """
 
     obs: Obs
     """[T, B, ...] (or a dict of such) as the environment gave them: neither scaled nor normalised."""
     actions: Array
     """int64[T, B] (Discrete), int64[T, B, K] or float32[T, B, A], as `PolicyOutput.actions`."""
-    log_probs: Array
-    """float32[T, B]: log pi(actions | obs) under the weights that acted."""
-    values: Array
-    """float32[T, B]: V(obs) under the weights that acted."""
-    next_values: Array
-    """float32[T, B]: V of the true successor: of the final observation where the episode was cut off, of the next
-    observation elsewhere. Where `terminated`, there is no successor and the number means nothing."""
     rewards: Array
     """float32[T, B], raw."""
     terminated: Array
@@ -57,19 +37,6 @@ class SampleBatch:
     """bool[T, B]"""
     valid: Array
     """bool[T, B]: False in rows where the environment only reset itself."""
-    core_state: Array = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    """float32[B, S]: the policy's core before the first step; zeros where an episode begins. S = 0 without a core."""
-
-    forced: Array | None = None
-    """bool[T, B], or None where it is nowhere: rows that are not valid because FIRE was pressed; a core remembers over
-    them."""
-
-    last_obs: Obs | None = None
-    """[B, ...] after the last step, for learners that bootstrap with values of their own; `next_values` are 0 then."""
-    cut_rows: Array | None = None
-    """int64[K]: t * B + b of episodes that were cut off, and in `final_obs` [K, ...] their last observations; None
-    where there are none, or where they are not asked for."""
-    final_obs: Obs | None = None
 
     episodes: list[Episode] = field(default_factory=list)
     """Episodes that ended within the fragment."""
@@ -84,15 +51,18 @@ class SampleBatch:
         self.check_valid()
 
     @classmethod
-    def empty(cls, num_steps: int, obs: Obs, actions: Array, **metadata: Any) -> SampleBatch:
-        """Columns to be filled row by row, shaped after one step's `obs` [B, ...] and `actions` [B, ...]."""
+    def empty(cls, num_steps: int, obs: Obs, actions: Array, **more: Any) -> Self:
+        """Columns to be filled row by row, shaped after one step's `obs` [B, ...] and `actions` [B, ...]; more: those
+        of a subclass, and metadata."""
         shape = (num_steps, len(actions))
-        columns: dict[str, Any] = {name: np.zeros(shape, dtype) for name, dtype in _DTYPES.items()}
         return cls(
             obs=empty_columns(num_steps, obs),
             actions=np.zeros((num_steps, *actions.shape), actions.dtype),
-            **columns,
-            **metadata,
+            rewards=np.zeros(shape, np.float32),
+            terminated=np.zeros(shape, np.bool_),
+            truncated=np.zeros(shape, np.bool_),
+            valid=np.zeros(shape, np.bool_),
+            **more,
         )
 
     @property
@@ -105,6 +75,63 @@ class SampleBatch:
     def env_steps(self) -> int:
         """Decisions of the agent in this batch; rows in which an environment reset itself are none."""
         return int(np.count_nonzero(self.valid))
+
+    def check_valid(self) -> None:
+        """Shapes and dtypes agree with the docstrings, or AssertionError naming the column."""
+        assert self.rewards.ndim == 2, f"rewards must be [T, B], got shape {self.rewards.shape}"
+        map_obs(self._check_obs_leaf, self.obs)
+        assert self.actions.shape[:2] == self.shape, f"actions: shape {self.actions.shape}"
+        assert self.actions.dtype in (np.int64, np.float32), f"actions: dtype {self.actions.dtype}"
+        self._check("rewards", np.float32)
+        for name in ("terminated", "truncated", "valid"):
+            self._check(name, np.bool_)
+
+    def _check(self, name: str, dtype: Any) -> None:
+        array = getattr(self, name)
+        assert array.shape == self.shape, f"{name}: shape {array.shape}, expected [T, B] = {self.shape}"
+        assert array.dtype == dtype, f"{name}: dtype {array.dtype}, expected {dtype}"
+
+    def _check_obs_leaf(self, leaf: Array) -> Array:
+        assert leaf.shape[:2] == self.shape, f"obs: shape {leaf.shape}, expected [T, B, ...] = {self.shape}"
+        return leaf
+
+
+@dataclass(slots=True, kw_only=True)
+class SampleBatch(Batch):
+    """With what the weights that acted thought of each decision.
+
+    batch = worker.sample()
+    advantages, returns = gae(batch.rewards, batch.values, batch.next_values, ...)
+    rows = batch.valid_rows()                       # indices into the flattened columns
+    obs = batch.flat("obs")[rows]                   # [N, ...]
+    """
+
+    log_probs: Array
+    """float32[T, B]: log pi(actions | obs) under the weights that acted."""
+    values: Array
+    """float32[T, B]: V(obs) under the weights that acted."""
+    next_values: Array
+    """float32[T, B]: V of the true successor: of the final observation where the episode was cut off, of the next
+    observation elsewhere. Where `terminated`, there is no successor and the number means nothing."""
+    core_state: Array = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """float32[B, S]: the policy's core before the first step; zeros where an episode begins. S = 0 without a core."""
+
+    forced: Array | None = None
+    """bool[T, B], or None where it is nowhere: rows that are not valid because FIRE was pressed; a core remembers over
+    them."""
+
+    last_obs: Obs | None = None
+    """[B, ...] after the last step, for learners that bootstrap with values of their own; `next_values` are 0 then."""
+    cut_rows: Array | None = None
+    """int64[K]: t * B + b of episodes that were cut off, and in `final_obs` [K, ...] their last observations; None
+    where there are none, or where they are not asked for."""
+    final_obs: Obs | None = None
+
+    @classmethod
+    def empty(cls, num_steps: int, obs: Obs, actions: Array, **more: Any) -> Self:
+        shape = (num_steps, len(actions))
+        own = {name: np.zeros(shape, np.float32) for name in ("log_probs", "values", "next_values")}
+        return super(SampleBatch, cls).empty(num_steps, obs, actions, **own, **more)
 
     def flat_obs(self) -> Obs:
         """Observations as [T*B, ...], without a copy."""
@@ -120,27 +147,66 @@ class SampleBatch:
         return np.flatnonzero(self.valid)
 
     def check_valid(self) -> None:
-        """Shapes and dtypes agree with the docstrings, or AssertionError naming the column."""
-        assert self.rewards.ndim == 2, f"rewards must be [T, B], got shape {self.rewards.shape}"
-        map_obs(self._check_obs_leaf, self.obs)
+        super(SampleBatch, self).check_valid()
+        for name in ("log_probs", "values", "next_values"):
+            self._check(name, np.float32)
         assert self.core_state.size == 0 or len(self.core_state) == self.shape[1], (
             f"core_state: shape {self.core_state.shape}, expected [B, S] with B = {self.shape[1]}"
         )
-        for name in COLUMNS[1:]:
-            array = getattr(self, name)
-            assert array.shape[:2] == self.shape, (
-                f"{name}: shape {array.shape}, expected [T, B, ...] = {self.shape}"
-            )
-            expected = _DTYPES.get(name)
-            assert expected is None or array.dtype == expected, (
-                f"{name}: dtype {array.dtype}, expected {expected}"
-            )
-            assert name not in _DTYPES or array.ndim == 2, f"{name}: shape {array.shape}, expected [T, B]"
-        assert self.actions.dtype in (np.int64, np.float32), f"actions: dtype {self.actions.dtype}"
 
-    def _check_obs_leaf(self, leaf: Array) -> Array:
-        assert leaf.shape[:2] == self.shape, f"obs: shape {leaf.shape}, expected [T, B, ...] = {self.shape}"
+
+@dataclass(slots=True, kw_only=True)
+class TransitionBatch(Batch):
+    """What an off-policy rollout worker brings home.
+
+    There is no column of next observations: what followed row t is row t + 1, or the next fragment's first, or where
+    the episode was cut off `final_obs`. So every observation travels, and is kept, once.
+    """
+
+    cut_rows: Array
+    """int64[K]: t * B + b of the steps with which an episode was cut off, ascending; of all with which one ended, where
+    every end is kept."""
+    final_obs: Obs
+    """[K, ...]: the last observations of these episodes."""
+    core_states: Array
+    """float32[T, B, S]: the policy's core before each step; S = 0 without a core."""
+
+    q_taken: Array | None = None
+    """float32[T, B]: Q(obs, action) under the weights that acted, where these act by Q-values."""
+    q_max: Array | None = None
+    """float32[T, B]: the largest Q(obs, .) of a legal action, likewise."""
+    continues: bool = True
+    """Whether row 0 follows the last row of the fragment before; False at a worker's beginning."""
+    number: int | None = None
+    """How many fragments this incarnation of the worker made before; says whether the replay has the last one."""
+
+    @classmethod
+    def empty(cls, num_steps: int, obs: Obs, actions: Array, **more: Any) -> Self:
+        own = {
+            "cut_rows": np.empty(0, np.int64),
+            "final_obs": map_obs(lambda leaf: leaf[:0], obs),
+            "core_states": np.zeros((num_steps, len(actions), 0), np.float32),
+        }
+        return super(TransitionBatch, cls).empty(num_steps, obs, actions, **own, **more)
+
+    def check_valid(self) -> None:
+        super(TransitionBatch, self).check_valid()
+        for name in ("q_taken", "q_max"):
+            if getattr(self, name) is not None:
+                self._check(name, np.float32)
+        assert self.core_states.shape[:2] == self.shape, f"core_states: shape {self.core_states.shape}"
+        kept, cut = len(self.cut_rows), self.truncated.sum()
+        assert kept in (cut, cut + self.terminated.sum()), "one final observation per truncation, or per end"
+        map_obs(self._check_final, self.obs, self.final_obs)
+
+    def _check_final(self, leaf: Array, final: Array) -> Array:
+        assert final.shape == (len(self.cut_rows), *leaf.shape[2:]), f"final_obs: shape {final.shape}"
         return leaf
+
+
+def rollout_times(batches: Sequence[Batch]) -> dict[str, float]:
+    """Seconds of one round by metric, `rollout/...`: those of the slowest worker."""
+    return {f"rollout/{name}": max(batch.timing[name] for batch in batches) for name in batches[0].timing}
 
 
 def episode_starts(batch: SampleBatch) -> Array:

@@ -23,7 +23,7 @@ from rlplat.rl.replay.buffer import (
     make_replay,
 )
 from rlplat.rl.replay.step_store import GOES_ON, TERMINATED, TRUNCATED
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 STACK = ObsSpec("image", (4, 2, 2), "uint8", "CHW")

@@ -15,7 +15,7 @@ from rlplat.rl.envs.check import check_env
 from rlplat.rl.interfaces import Array
 from rlplat.rl.replay.buffer import ReplayShape, bytes_of_replay, make_replay
 from rlplat.rl.replay.frame_storage import FrameStorage, PlainStorage, make_storage, new_frames
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec
 
 ACTION = ActionSpec("discrete", n=2)

@@ -19,7 +19,7 @@ from rlplat.rl.replay.buffer import ReplayBuffer, ReplayShape, make_replay
 from rlplat.rl.replay.hindsight import GoalRewards, Hindsight, require_goals
 from rlplat.rl.replay.step_store import GAP, TERMINATED
 from rlplat.rl.sampling.recorders import make_recorder
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 DISCOUNT = 0.9

@@ -10,7 +10,7 @@ import pytest
 
 from rlplat.rl.replay.buffer import ReplayShape
 from rlplat.rl.replay.learner_replay import LearnerReplay
-from rlplat.rl.sampling.transition_batch import TransitionBatch
+from rlplat.rl.sampling.sample_batch import TransitionBatch
 from tests.rl.specimens import make_spec
 
 SPEC = make_spec()
