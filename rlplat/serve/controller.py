@@ -28,7 +28,7 @@ from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.listening import ListeningSocket
 from rlplat.serve.live import Change, Live, Version
 from rlplat.serve.multiplexing import loaders_of
-from rlplat.serve.replica import Replica, ReplicaSpec
+from rlplat.serve.replica import Path, Replica, ReplicaSpec
 
 AUTOSCALE_PERIOD_S = 0.25
 _CONCURRENCY = 100_000
@@ -348,6 +348,7 @@ class Controller:
         of = live.versions[version]
         options = of.part.deployment.options_
         spec = ReplicaSpec(
+            Path(of.part.deployment.target),
             replica,
             deployment,
             of.part.deployment,

@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import inspect
 import os
+import sys
+import sysconfig
 import time
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplat.errors import ConfigError
+from rlplat.rl.user_code import folder_of
 from rlplat.serve.batching import batched
 from rlplat.serve.deployments import Deployment, PartName
 from rlplat.serve.handle import Handle, all_routes, peers_of, set_models, set_routes
@@ -31,8 +34,31 @@ QUIET_S = 0.25
 """A draining replica ends when it was not called for so long: calls sent before the routes changed have arrived."""
 
 
+class Path:
+    """Where the modules of a deployment lie: when it is unpickled they can be imported, its own folder before those of
+    other applications."""
+
+    def __init__(self, target: Any) -> None:
+        self._own, self._all = folder_of([f"{target.__module__}:{target.__qualname__}"]), sys.path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _searched, (self._own, self._all)
+
+
+def _searched(own: str | None, folders: list[str]) -> None:
+    sys.path += [each for each in folders if each not in sys.path]
+    if own is not None:  # behind Python's own modules, which programs beside it may be named like
+        python = sysconfig.get_path("stdlib")
+        is_pythons = [each.startswith(python) and "-packages" not in each for each in sys.path]
+        at = max((index for index, is_there in enumerate(is_pythons, 1) if is_there), default=0)
+        if own not in sys.path[:at]:
+            sys.path.insert(at, own)
+
+
 @dataclass(frozen=True)
 class ReplicaSpec:
+    path: Path | None
+    """The first: it is unpickled before the code."""
     name: str
     deployment_name: str
     deployment: Deployment

@@ -188,7 +188,7 @@ def calls_of(target: Any, options: serve.Batch, inputs: list[Any], method: str =
     deployment = serve.deployment(batch=options)(target)
 
     async def main() -> list[Any]:
-        replica = Replica(ReplicaSpec("sizes-0", "Sizes", deployment, (), {}, None, {}))
+        replica = Replica(ReplicaSpec(None, "sizes-0", "Sizes", deployment, (), {}, None, {}))
         await replica.start()
         answers = await asyncio.gather(*(replica.call(method, "", x) for x in inputs), return_exceptions=True)
         await replica.drain()

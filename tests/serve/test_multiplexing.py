@@ -152,7 +152,7 @@ def in_zoo(story: Any) -> Zoo:
     """Runs `story(zoo, call)` with a replica of a Zoo in this process; call(model_id, method, *args)."""
 
     async def main() -> Zoo:
-        replica = Replica(ReplicaSpec("zoo-0", "Zoo", serve.deployment(Zoo), (), {}, None, {}))
+        replica = Replica(ReplicaSpec(None, "zoo-0", "Zoo", serve.deployment(Zoo), (), {}, None, {}))
         await replica.start()
         zoo = replica._object
 

@@ -31,13 +31,14 @@ from tests.serve.calling import request
 
 PROGRAM = """
 import os
+import helper
 from rlplat import serve
 
 @serve.deployment
 class Adder:
     def __init__(self): self.add = 0
     def reconfigure(self, config): self.add = config["add"]
-    async def __call__(self, request): return {"sum": VALUE + self.add, "pid": os.getpid()}
+    async def __call__(self, request): return {"sum": VALUE + helper.MORE + self.add, "pid": os.getpid()}
 
 app = Adder.bind()
 """
@@ -199,6 +200,11 @@ def test_deploy_starts_changes_and_ends_what_the_file_says(
         assert main(["serve", "deploy", file]) == 0
         return capsys.readouterr().out.splitlines()
 
+    other = tmp_path / "other"  # each program has its own module `helper` beside it
+    other.mkdir()
+    (tmp_path / "helper.py").write_text("MORE = 0")
+    (other / "helper.py").write_text("MORE = 4")
+
     def asked() -> Any:
         return request(f"http://127.0.0.1:{port}", "GET", "/")[1]
 
@@ -216,8 +222,8 @@ def test_deploy_starts_changes_and_ends_what_the_file_says(
         replicas = status["applications"]["a"]["deployments"]["Adder"]["replicas"]
         pids = {each["pid"] for each in replicas.values()}
         assert len(pids) == 2 and first["pid"] in pids, "nothing was replaced"
-        (tmp_path / "new.py").write_text(PROGRAM.replace("VALUE", "5"))
-        canary = "{user_config: {add: 10}, num_replicas: 2}}, canary: {share: 0.5, app: new.py:app"
+        (other / "new.py").write_text(PROGRAM.replace("VALUE", "1"))
+        canary = "{user_config: {add: 10}, num_replicas: 2}}, canary: {share: 0.5, app: other/new.py:app"
         assert deploy(1, canary) == ["a: canary changed"]
         assert [asked()["sum"] for _ in range(8)].count(15) in (
             4,

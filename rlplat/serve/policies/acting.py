@@ -252,10 +252,10 @@ class ServedPolicy:
         """Raw rows with the options of a query: greedy, outputs, session, seq, reset."""
         assert self.raw is not None
         for name in options:
-            if name not in ("greedy", "outputs", "session", "seq", "reset", "token"):
+            if name not in ("greedy", "outputs", "session", "seq", "reset"):
                 raise bad(
                     "bad-request",
-                    f"unknown option {name!r:.50} in the query; there are greedy, outputs, session, seq",
+                    f"unknown option {name!r:.50} in the query; there are greedy, outputs, session, seq, reset",
                 )
         array = self.raw.read(body)
         require_rows(len(array), self.max_rows_per_request)
