@@ -52,6 +52,9 @@ class Batch:
     many: bool = False
     """Each call gives a list or an array of rows, and gets the list of their results. The method sees the rows of all
     calls as one list; a call with more than max_size rows is cut."""
+    retry_singly: bool = False
+    """A method that raises is called again, once with each call's input alone, so that only those fail with which it
+    raises. Its effects happen twice then."""
 
     def __post_init__(self) -> None:
         require_types(self, "batch.")
@@ -140,13 +143,15 @@ class Batcher:
         name: str = "the queue",
         executor: Executor | None = None,
         max_wait_s: float = 0.0,
+        retries_singly: bool = False,
     ) -> None:
         """run: pieces -> a result or an exception for each, in their order; join: makes one result of an item's pieces;
         executor: where a function that is slow runs (of one thread, as it is never called twice at once);
-        max_wait_s: how long an item may wait for others to fill its batch."""
+        max_wait_s: how long an item may wait for others to fill its batch; retries_singly: a batch that raises is run
+        again, once for each item."""
         self._run, self._join, self._executor, self._name = run, join, executor, name
         self._max_rows, self._max_waiting_rows = max_rows, max_waiting_rows
-        self._max_wait_s = max_wait_s
+        self._max_wait_s, self._retries_singly = max_wait_s, retries_singly
         self._queue: deque[Waiting] = deque()
         self._is_running = False
         """A batch runs, or the next one is waited for."""
@@ -225,7 +230,7 @@ class Batcher:
         no_model_request()
         try:
             if self._is_async:
-                results = await self._halves_async(pieces)
+                results = await self._tried_async(pieces)
             else:
                 loop = asyncio.get_running_loop()
                 results = await loop.run_in_executor(self._executor, self._timed, pieces)
@@ -239,32 +244,27 @@ class Batcher:
 
     def _timed(self, pieces: list[Piece]) -> Sequence[Any]:
         begin = time.perf_counter()
-        results = self._halves(pieces)
+        results = self._tried(pieces)
         took = time.perf_counter() - begin
         # Follows the median: a batch during which the process had no CPU says nothing of the function.
         self._usual_s = self._usual_s * (1.1 if took > self._usual_s else 0.9) if self._usual_s else took
         return results
 
-    def _halves(self, pieces: list[Piece]) -> Sequence[Any]:
+    def _tried(self, pieces: list[Piece]) -> Sequence[Any]:
         try:
             return _as_many(self._run(pieces), pieces)
         except Exception as error:
-            if len(pieces) == 1:
-                return [error]
-            middle = len(pieces) // 2
-            return [*self._halves(pieces[:middle]), *self._halves(pieces[middle:])]
+            if len(pieces) == 1 or not self._retries_singly:
+                return [error] * len(pieces)
+            return [result for piece in pieces for result in self._tried([piece])]
 
-    async def _halves_async(self, pieces: list[Piece]) -> Sequence[Any]:
+    async def _tried_async(self, pieces: list[Piece]) -> Sequence[Any]:
         try:
             return _as_many(await self._run(pieces), pieces)  # type: ignore[misc]
         except Exception as error:
-            if len(pieces) == 1:
-                return [error]
-            middle = len(pieces) // 2
-            return [
-                *await self._halves_async(pieces[:middle]),
-                *await self._halves_async(pieces[middle:]),
-            ]
+            if len(pieces) == 1 or not self._retries_singly:
+                return [error] * len(pieces)
+            return [result for piece in pieces for result in await self._tried_async([piece])]
 
     def _settle(self, pieces: list[Piece], results: Sequence[Any]) -> None:
         for piece, result in zip(pieces, results, strict=True):
@@ -291,28 +291,9 @@ def _as_many(results: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     return results
 
 
-Inputs = Callable[[list[Any]], Awaitable[Any]]
-
-
 def _batcher(
-    call: Inputs, name: str, max_size: int, max_wait_ms: float, max_waiting_rows: int = 2**62
+    call: Callable[[list[Any]], Awaitable[Any]], batch: Batch, name: str, max_waiting_rows: int = 2**62
 ) -> Batcher:
-    """Of a function of a list; an item is an input."""
-
-    async def run(pieces: list[Piece]) -> Sequence[Any]:
-        results: Sequence[Any] = await call([piece.item for piece in pieces])
-        return results
-
-    return Batcher(
-        run,
-        max_rows=max_size,
-        max_waiting_rows=max_waiting_rows,
-        name=name,
-        max_wait_s=max_wait_ms / 1000,
-    )
-
-
-def _batcher_of_many(call: Inputs, name: str, max_size: int, max_wait_ms: float) -> Batcher:
     """Of a function of a list; an item is a sequence of inputs."""
 
     async def run(pieces: list[Piece]) -> Sequence[Any]:
@@ -324,10 +305,15 @@ def _batcher_of_many(call: Inputs, name: str, max_size: int, max_wait_ms: float)
             answers.append(next((row for row in rows if isinstance(row, BaseException)), rows))
         return answers
 
-    def join(parts: list[list[Any]]) -> list[Any]:
-        return [row for part in parts for row in part]
-
-    return Batcher(run, max_rows=max_size, join=join, name=name, max_wait_s=max_wait_ms / 1000)
+    return Batcher(
+        run,
+        max_rows=batch.max_size,
+        max_waiting_rows=max_waiting_rows,
+        join=lambda parts: [row for part in parts for row in part],
+        name=name,
+        max_wait_s=batch.max_wait_ms / 1000,
+        retries_singly=batch.retry_singly,
+    )
 
 
 def batched(function: Callable[..., Any], batch: Batch, name: str, executor: Executor) -> Callable[..., Any]:
@@ -340,11 +326,11 @@ def batched(function: Callable[..., Any], batch: Batch, name: str, executor: Exe
         return await asyncio.get_running_loop().run_in_executor(executor, function, inputs)
 
     call = function if inspect.iscoroutinefunction(function) else in_executor
-    batcher = (_batcher_of_many if batch.many else _batcher)(call, name, batch.max_size, batch.max_wait_ms)
+    batcher = _batcher(call, batch, name)
 
     async def answer(item: Any) -> Any:
         if not batch.many:
-            return await batcher.submit(item)
+            return (await batcher.submit([item]))[0]
         is_array = hasattr(item, "shape") and hasattr(item, "dtype")
         if not is_array and not isinstance(item, list | tuple):
             raise TypeError(
@@ -357,11 +343,16 @@ def batched(function: Callable[..., Any], batch: Batch, name: str, executor: Exe
 
 
 def batch(
-    function: Any = None, *, max_size: int = 64, max_wait_ms: float = 0.0, max_waiting_rows: int = 10_000
+    function: Any = None,
+    *,
+    max_size: int = 64,
+    max_wait_ms: float = 0.0,
+    max_waiting_rows: int = 10_000,
+    retry_singly: bool = False,
 ) -> Any:
     """Decorator of an `async def` method that takes a list of inputs and returns a list of results; callers give one
     input and get one result. An exception in the returned list is raised for its caller alone."""
-    Batch(max_size, max_wait_ms)  # checks them
+    options = Batch(max_size, max_wait_ms, retry_singly=retry_singly)
 
     def decorate(function: Any) -> Any:
         if not inspect.iscoroutinefunction(function):
@@ -375,14 +366,9 @@ def batch(
         async def method(self: Any, item: Any) -> Any:
             batcher = self.__dict__.get(attribute)
             if batcher is None:
-                batcher = self.__dict__[attribute] = _batcher(
-                    functools.partial(function, self),
-                    function.__qualname__,
-                    max_size,
-                    max_wait_ms,
-                    max_waiting_rows,
-                )
-            return await batcher.submit(item)
+                call, name = functools.partial(function, self), function.__qualname__
+                batcher = self.__dict__[attribute] = _batcher(call, options, name, max_waiting_rows)
+            return (await batcher.submit([item]))[0]
 
         return method
 

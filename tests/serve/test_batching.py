@@ -50,7 +50,12 @@ def test_callers_get_their_own_rows_and_a_poisoned_one_fails_alone(
         return [[(piece.item, row) for row in range(piece.start, piece.stop)] for piece in pieces]
 
     async def all_at_once() -> list[Any]:
-        batcher = Batcher(run, max_rows=max_rows, join=lambda parts: [row for part in parts for row in part])
+        batcher = Batcher(
+            run,
+            max_rows=max_rows,
+            join=lambda parts: [row for part in parts for row in part],
+            retries_singly=True,
+        )
         futures = [batcher.submit(index, size) for index, size in enumerate(sizes)]
         answers = await asyncio.gather(*futures, return_exceptions=True)
         await asyncio.sleep(0)
@@ -166,10 +171,14 @@ def test_max_wait_waits_for_a_full_batch_and_no_longer_than_it_says() -> None:
     assert batches == [4, 4, 1]
 
 
+CALLS: list[int] = []
+
+
 class Sizes:
     """Answers with its input and the number of inputs that it came with."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
+        CALLS.append(len(inputs))
         if "poison" in inputs:
             raise ValueError("poison")
         return [KeyError("odd") if x == 13 else (x, len(inputs)) for x in inputs]
@@ -201,8 +210,11 @@ def calls_of(target: Any, options: serve.Batch, inputs: list[Any], method: str =
 def test_the_option_batches_the_calls_of_any_deployment(target: Any, method: str) -> None:
     options = serve.Batch(max_size=3, method=method)
     assert calls_of(target, options, [0, 1, 2, 3], method) == [(0, 3), (1, 3), (2, 3), (3, 1)]
-    poison, odd, fine = calls_of(target, options, ["poison", 13, 2], method)
-    assert isinstance(poison, ValueError) and isinstance(odd, KeyError) and fine[0] == 2
+    CALLS.clear()
+    answers = calls_of(target, options, ["poison", 13, 2], method)
+    assert [type(each) for each in answers] == 3 * [ValueError] and CALLS == [3], "effects happen once"
+    answers = calls_of(target, serve.Batch(3, method=method, retry_singly=True), ["poison", 13, 2], method)
+    assert [type(each) for each in answers] == [ValueError, KeyError, tuple] and CALLS == [3, 3, 1, 1, 1]
 
 
 @given(rows=st.lists(st.integers(0, 7), min_size=1, max_size=6), max_size=st.integers(1, 5))

@@ -48,6 +48,7 @@ class Engine:
             join=_joined,
             name="the policy's queue",
             executor=self.executor,
+            retries_singly=True,
         )
 
     @property
