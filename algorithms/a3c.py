@@ -39,7 +39,7 @@ from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import non_finite_error
-from rlplat.rl.learning.numpy_optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
+from rlplat.rl.learning.numpy_learning import Adam, Optimizer, RMSProp, clip_by_global_norm
 from rlplat.rl.learning.parameter_server import (
     ObsMoments,
     ParameterServer,
@@ -59,7 +59,7 @@ from rlplat.rl.normalization import (
 )
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
-from rlplat.rl.run.on_policy import OnPolicy, require_learnable
+from rlplat.rl.run.algorithm import OnPolicy, require_learnable
 from rlplat.rl.sampling.returns import LearningRewards, explained_variance, gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts

@@ -51,14 +51,13 @@ from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.normalization import obs_statistics, require_normalizable
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.off_policy.apex_ring import ApexRing, ReplayShard, shape_of_shard
-from rlplat.rl.off_policy.learner import REPLAY, replay_round
+from rlplat.rl.off_policy.learner import REPLAY, LearnerReplay, replay_round
 from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
 from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec, require_discrete
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, require_room
 from rlplat.rl.replay.hindsight import HindsightConfig, hindsight_of, record_of, require_goals
-from rlplat.rl.replay.learner_replay import LearnerReplay
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import TransitionBatch

@@ -51,7 +51,7 @@ from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, W
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup
-from rlplat.rl.learning.numpy_optimizers import Adam, Momentum, Optimizer
+from rlplat.rl.learning.numpy_learning import Adam, Momentum, Optimizer
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsStatistics
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, NoiseTable, PerturbedMLPs, make_noise

@@ -42,7 +42,7 @@ from rlplat.rl.learning.queue_ring import QueueRing
 from rlplat.rl.obs_tree import obs_rows
 from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
-from rlplat.rl.run.on_policy import OnPolicy, require_learnable
+from rlplat.rl.run.algorithm import OnPolicy, require_learnable
 from rlplat.rl.sampling.returns import explained_variance, vtrace
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts, join_envs

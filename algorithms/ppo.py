@@ -44,7 +44,7 @@ from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, look_at_env, policy_specs
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
-from rlplat.rl.run.on_policy import OnPolicy, require_learnable
+from rlplat.rl.run.algorithm import OnPolicy, require_learnable
 from rlplat.rl.sampling.returns import explained_variance, gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts, join_envs

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 import numpy as np
 from pydantic import Field
 
-from rlplat.rl.learning.numpy_optimizers import Adam
+from rlplat.rl.learning.numpy_learning import Adam
 from rlplat.rl.off_policy.learner import OffPolicyConfig
 from rlplat.rl.off_policy.ring import ReplayRing
 from rlplat.rl.policies.bounded_actor import ActorSpec

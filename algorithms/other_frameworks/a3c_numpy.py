@@ -7,7 +7,7 @@ import numpy as np
 
 from rlplat.algorithms.a3c import LOSS_STATS, A3CConfig
 from rlplat.rl.interfaces import Array, Obs, Weights
-from rlplat.rl.learning.numpy_trainee import NumpyTrainee
+from rlplat.rl.learning.numpy_learning import NumpyTrainee
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.sample_batch import SampleBatch
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from rlplat.algorithms.ppo import PPOConfig
 from rlplat.rl.interfaces import Array, Obs
-from rlplat.rl.learning.numpy_trainee import NumpyTrainee
-from rlplat.rl.policies.numpy_network import NumpyNetwork
+from rlplat.rl.learning.numpy_learning import NumpyNetwork, NumpyTrainee
 from rlplat.rl.policies.spec import PolicySpec
 
 

@@ -12,8 +12,7 @@ from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
-from rlplat.rl.tf.network_check import check_network
-from rlplat.rl.tf.networks import make_network
+from rlplat.rl.tf.networks import check_network, make_network
 from rlplat.rl.tf.tensors import FLOAT, action_signature, graph, obs_signature, obs_tensors, rows
 from rlplat.rl.tf.trainee import Trainee
 

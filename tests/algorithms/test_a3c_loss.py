@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from rlplat.algorithms.a3c import LOSS_STATS, A3CConfig, TorchA3C, a3c_loss
-from rlplat.rl.learning.numpy_optimizers import RMSProp, clip_by_global_norm
+from rlplat.rl.learning.numpy_learning import RMSProp, clip_by_global_norm
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.sampling.returns import gae
 from rlplat.rl.sampling.sample_batch import SampleBatch

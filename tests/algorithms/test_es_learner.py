@@ -20,7 +20,7 @@ from rlplat.algorithms.es import (
 )
 from rlplat.errors import NonFiniteError
 from rlplat.rl.learning.backend import computation_of
-from rlplat.rl.learning.numpy_optimizers import Momentum
+from rlplat.rl.learning.numpy_learning import Momentum
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.perturbed_mlp import NoiseTable, make_noise

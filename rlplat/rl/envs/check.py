@@ -26,7 +26,7 @@ from rlplat.given.raised_at import raised_here
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.copies import Copies
-from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, has_info_mask, is_environments_own
+from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, RandomActor, has_info_mask, is_environments_own
 from rlplat.rl.envs.gym_spaces import (
     mask_problem,
     policy_actions,
@@ -39,7 +39,6 @@ from rlplat.rl.envs.make import is_vector_env, make_single_env, make_vector_env,
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.obs_reader import brief, observation_problems
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
-from rlplat.rl.envs.random_actor import RandomActor
 from rlplat.rl.envs.statistics import holders, told
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.envs.watchdog import EnvHung, Limits, StepWatchdog, too_long

@@ -22,7 +22,7 @@ import numpy as np
 import rlplat
 from rlplat.errors import ActorDied, CheckpointError, RlplatError
 from rlplat.rl.interfaces import Array, Episode, UpdateReport, Weights
-from rlplat.rl.learning.numpy_optimizers import Optimizer
+from rlplat.rl.learning.numpy_learning import Optimizer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, RunningMeanVar
 
 if TYPE_CHECKING:

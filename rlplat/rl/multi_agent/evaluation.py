@@ -15,10 +15,14 @@ from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Weights
 from rlplat.rl.learning.weights import split_weights
-from rlplat.rl.multi_agent.agent_returns import AgentEpisode, game_episode
 from rlplat.rl.multi_agent.columns import PolicyColumns
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
-from rlplat.rl.multi_agent.vector_env import MultiAgentVectorEnv, make_multi_agent_vector_env
+from rlplat.rl.multi_agent.vector_env import (
+    AgentEpisode,
+    MultiAgentVectorEnv,
+    game_episode,
+    make_multi_agent_vector_env,
+)
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.sampling.recorders import has_core
 from rlplat.rl.seeding import PURPOSE_INDICES, Purpose, seed_sequences

@@ -28,9 +28,9 @@ from rlplat.rl.interfaces import Episode, MakePolicy, UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.weights import join_weights
-from rlplat.rl.multi_agent.agent_returns import AgentReturns
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
+from rlplat.rl.multi_agent.vector_env import AgentReturns
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.recorders import Record
 from rlplat.rl.spread import spread

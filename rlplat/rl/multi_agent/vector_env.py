@@ -24,12 +24,93 @@ from rlplat.rl.envs.guard import Ask, ask_env
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, put_row
 from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
-from rlplat.rl.info_metrics import GROUP, InfoMetrics, NotANumber
-from rlplat.rl.interfaces import Array, Obs
-from rlplat.rl.multi_agent.agent_returns import AgentEpisode
+from rlplat.rl.info_metrics import GROUP, InfoMetrics, NotANumber, episode_means
+from rlplat.rl.interfaces import Array, Episode, Obs
 from rlplat.rl.multi_agent.games import Game, Moment, make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
+from rlplat.rl.sampling.tally import EpisodeWindow
 from rlplat.rl.spaces import MASK, ActionSpec, SpaceSpec
+
+
+class AgentEpisode(NamedTuple):
+    """One agent's part in a finished game; stands where an `Episode` does."""
+
+    episode_return: float
+    """Raw, undiscounted; with what it got before its first decision."""
+    length: int
+    """Its decisions."""
+    agent: str
+    game: tuple[int, int, int, int]
+    """(worker, incarnation, copy, number): equal for all agents of one game."""
+    game_length: int
+    """Steps of the environment (turn-based: turns of all agents)."""
+    metrics: Mapping[str, float] = {}
+    """What this agent's infos told, by name."""
+
+
+class AgentReturns:
+    """Windows over the last 100 games by policy and by agent."""
+
+    def __init__(self, trained: Sequence[str], episode_return: str) -> None:
+        """trained: whose agents count for the headline; episode_return: mean or sum over them."""
+        self._trained = tuple(trained)
+        self._is_sum = episode_return == "sum"
+        self._by_policy: dict[str, EpisodeWindow] = {}
+        self._by_agent: dict[str, EpisodeWindow] = {}
+
+    def extend(self, episodes: Mapping[str, Sequence[AgentEpisode]]) -> list[Episode]:
+        """episodes by policy, all those of a game in one call; returns one `Episode` per game."""
+        games: dict[tuple[int, int, int, int], list[AgentEpisode]] = {}
+        for policy, parts in episodes.items():
+            self._by_policy.setdefault(policy, EpisodeWindow()).extend(_plain_episodes(parts))
+            for part in parts:
+                self._by_agent.setdefault(part.agent, EpisodeWindow()).extend(_plain_episodes([part]))
+                if policy in self._trained:
+                    games.setdefault(part.game, []).append(part)
+        return [game_episode(parts, is_sum=self._is_sum) for parts in games.values()]
+
+    def metrics(self) -> dict[str, float]:
+        """`policy/<name>/episode_return_mean`, `.../episode_length_mean`, `agent/<name>/episode_return_mean`,
+        `agent/<name>/env/<number>_mean`."""
+        metrics: dict[str, float] = {}
+        for policy, window in self._by_policy.items():
+            if window.return_mean is not None and window.length_mean is not None:
+                metrics[f"policy/{policy}/episode_return_mean"] = window.return_mean
+                metrics[f"policy/{policy}/episode_length_mean"] = window.length_mean
+        for agent, window in self._by_agent.items():
+            if window.return_mean is not None:
+                metrics[f"agent/{agent}/episode_return_mean"] = window.return_mean
+            metrics |= {f"agent/{agent}/{name}": value for name, value in window.env_metrics.items()}
+        return metrics
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "by_policy": {name: window.get_state() for name, window in self._by_policy.items()},
+            "by_agent": {name: window.get_state() for name, window in self._by_agent.items()},
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._by_policy = _windows(state["by_policy"])
+        self._by_agent = _windows(state["by_agent"])
+
+
+def game_episode(parts: Sequence[AgentEpisode], *, is_sum: bool) -> Episode:
+    """The game as one episode: mean or sum of the agents' returns, length in steps of the environment. What their infos
+    told is averaged over the agents that have it."""
+    total = sum(part.episode_return for part in parts)
+    metrics = episode_means((part.metrics for part in parts), "", "")
+    return Episode(total if is_sum else total / len(parts), parts[0].game_length, metrics)
+
+
+def _plain_episodes(parts: Sequence[AgentEpisode]) -> list[Episode]:
+    return [Episode(part.episode_return, part.length, part.metrics) for part in parts]
+
+
+def _windows(states: dict[str, Any]) -> dict[str, EpisodeWindow]:
+    windows = {name: EpisodeWindow() for name in states}
+    for name, window in windows.items():
+        window.set_state(states[name])
+    return windows
 
 
 class Turns(NamedTuple):

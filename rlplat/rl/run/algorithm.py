@@ -38,8 +38,12 @@ from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation, computation_of, require_as_written
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
 from rlplat.rl.learning.weights import given_to, put_weights_in_state, require_fitting, weights_in_state
+from rlplat.rl.multi_agent.policy_map import policy_specs
+from rlplat.rl.normalization import require_normalizable
+from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.run.evaluation import Evaluation
+from rlplat.rl.sampling.returns import LearningRewards
 from rlplat.rl.sampling.tally import RunTally
 from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.saved import HasState
@@ -338,3 +342,43 @@ def _is_of_learner(state: dict[str, Any]) -> bool:
     """Whether it is of an algorithm with `Learner`s, or of one for every policy."""
     learner = state.get("learner")
     return isinstance(learner, dict) and ("weights" in learner or "policies" in learner)
+
+
+class OnPolicy(Algorithm[Config]):
+    """A subclass writes what `Algorithm` asks for, and `preflight`."""
+
+    make_policy = staticmethod(policy_for)
+
+    def preflight(self) -> Any:
+        """In the driver, before any actor starts: UsageError unless the environment is sound, and policies for its
+        spaces can be built and learnt -> the spaces, or a `MultiAgentPlan`."""
+        raise NotImplementedError
+
+    @cached_property
+    def looked_at(self) -> Any:
+        """What `preflight` returned, which runs once."""
+        return self.preflight()
+
+    def preload(self) -> tuple[str, ...]:
+        """Without torch, where numpy or TensorFlow computes."""
+        if not self.nets:
+            return super().preload()
+        settings = self.config.model_dump()
+        return self.computation.preload(self.config, lambda: policy_specs(settings, self.looked_at))
+
+    @property
+    def not_saved(self) -> tuple[str, ...]:
+        return self.workers.not_saved()
+
+
+def require_learnable(
+    config: Any, specs: Sequence[PolicySpec], computation: Computation | None = None
+) -> None:
+    """UsageError where policies of these specs cannot be learnt as the config asks; computation: of an algorithm that
+    computes with others than torch, too."""
+    for spec in specs:
+        if computation is not None:
+            computation.require(config, spec)
+        if config.normalize_observations:
+            require_normalizable(spec.obs, images=config.framework == "torch")
+    LearningRewards(config)  # refuses settings that exclude each other

@@ -13,8 +13,7 @@ from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.device import CPU, resolve_precision, seeded, set_up
-from rlplat.rl.tf.network_check import check_network
-from rlplat.rl.tf.networks import make_network
+from rlplat.rl.tf.networks import check_network, make_network
 from rlplat.rl.tf.q_network import check_q_network, make_q_network
 from rlplat.rl.tf.tensors import graph, load_weights, obs_signature, obs_tensors, rows
 

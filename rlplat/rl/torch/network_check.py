@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import rlplat
 from rlplat.errors import ConfigError, RlplatError, UsageError
-from rlplat.rl.policies.mask_check import forbidden_choice, masks_with_one_choice
-from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.policies.spec import PolicySpec, forbidden_choice, masks_with_one_choice
 from rlplat.rl.spaces import MASK, ObsSpec
 from rlplat.rl.torch.encoders import TensorObs
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 SILENT, SILENCE_PERIOD = 1e-33, 100
-"""As in rlplat.rl.learning.numpy_optimizers: every so many steps moments smaller than this become 0."""
+"""As in rlplat.rl.learning.numpy_learning: every so many steps moments smaller than this become 0."""
 
 
 class Adam:
@@ -99,7 +99,7 @@ class Adam:
 
 
 class RMSProp:
-    """The numbers of `numpy_optimizers.RMSProp` (no momentum, not centred), for the parameters of one module."""
+    """The numbers of `numpy_learning.RMSProp` (no momentum, not centred), for the parameters of one module."""
 
     def __init__(self, module: nn.Module, *, decay: float, epsilon: float, epsilon_inside_root: bool) -> None:
         self._names = [name for name, _ in module.named_parameters()]

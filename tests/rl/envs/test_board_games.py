@@ -10,8 +10,14 @@ import pytest
 
 from rlplat.errors import EnvError
 from rlplat.rl.envs.board_games.env import BoardGameEnv, ConnectFour, TicTacToe
-from rlplat.rl.envs.board_games.game import CONNECT_FOUR, TIC_TAC_TOE, LineGame
-from rlplat.rl.envs.board_games.minimax import DECAY, best_moves, move_values
+from rlplat.rl.envs.board_games.game import (
+    CONNECT_FOUR,
+    DECAY,
+    TIC_TAC_TOE,
+    LineGame,
+    best_moves,
+    move_values,
+)
 from rlplat.rl.envs.check import check_env_here
 from rlplat.rl.envs.make import make_vector_env
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplat.rl.learning import numpy_optimizers
-from rlplat.rl.learning.numpy_optimizers import Adam, RMSProp, clip_by_global_norm
+from rlplat.rl.learning import numpy_learning
+from rlplat.rl.learning.numpy_learning import Adam, RMSProp, clip_by_global_norm
 
 SHAPES = {"a.weight": (5, 3), "a.bias": (5,), "scale": ()}
 
@@ -83,7 +83,7 @@ def test_statistics_of_what_is_silent_become_zero_and_no_denormals(make: Any) ->
 @pytest.mark.parametrize("make", [Adam, RMSProp])
 def test_blocks_change_no_number(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = descend(make())
-    monkeypatch.setattr(numpy_optimizers, "BLOCK", 4)
+    monkeypatch.setattr(numpy_learning, "BLOCK", 4)
     for name, array in descend(make()).items():
         np.testing.assert_array_equal(array, whole[name])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlplat.rl.interfaces import Episode, UpdateReport, Weights
-from rlplat.rl.learning.numpy_optimizers import RMSProp
+from rlplat.rl.learning.numpy_learning import RMSProp
 from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 

@@ -10,7 +10,7 @@ import pytest
 import rlplat
 from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Episode, UpdateReport, Weights
-from rlplat.rl.learning.numpy_optimizers import Adam, RMSProp
+from rlplat.rl.learning.numpy_learning import Adam, RMSProp
 from rlplat.rl.learning.parameter_server import (
     MIN_OBS,
     PART,

@@ -11,9 +11,9 @@ import pytest
 import rlplat
 from rlplat.errors import EnvError
 from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.multi_agent.agent_returns import AgentEpisode
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, plan_multi_agent
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
+from rlplat.rl.multi_agent.vector_env import AgentEpisode
 from rlplat.rl.sampling.returns import gae
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.sampling.worker_group import RolloutWorkers

@@ -14,9 +14,9 @@ from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig
 from rlplat.rl.interfaces import UpdateReport, Weights
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.weights import split_weights, weights_in_state
-from rlplat.rl.multi_agent.agent_returns import AgentEpisode, AgentReturns
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, make_plan
 from rlplat.rl.multi_agent.policy_rings import OpponentPool, PolicyRings
+from rlplat.rl.multi_agent.vector_env import AgentEpisode, AgentReturns
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 SPACES = SpaceSpec(ObsSpec("vector", (3,), "float32"), ActionSpec("discrete", n=2))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlplat.rl.off_policy.learner import LearnerReplay
 from rlplat.rl.replay.buffer import ReplayShape
-from rlplat.rl.replay.learner_replay import LearnerReplay
 from rlplat.rl.sampling.sample_batch import TransitionBatch
 from tests.rl.specimens import make_spec
 

@@ -21,7 +21,7 @@ from rlplat.rl.tf import networks, tf  # noqa: E402
 from rlplat.rl.tf.action_distributions import ActionDistribution  # noqa: E402
 from rlplat.rl.tf.device import CPU, resolve_device, resolve_precision, seeded  # noqa: E402
 from rlplat.rl.tf.layers import Linear  # noqa: E402
-from rlplat.rl.tf.network_check import check_network  # noqa: E402
+from rlplat.rl.tf.networks import check_network  # noqa: E402
 from rlplat.rl.tf.tensors import load_weights, named_variables, weights_of  # noqa: E402
 from rlplat.rl.tf.trainee import Adam  # noqa: E402
 from rlplat.rl.torch import networks as torch_networks  # noqa: E402

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlplat.rl.learning import numpy_optimizers
+from rlplat.rl.learning import numpy_learning
 from rlplat.rl.torch.optimizers import Adam, RMSProp
 
 
@@ -41,7 +41,7 @@ def test_equals_torch_optim_adam_with_clip_grad_norm(max_norm: float) -> None:
 def test_rmsprop_equals_the_numpy_one_and_outside_the_root_torchs(inside_root: bool, max_norm: float) -> None:
     ours, theirs = _network(), _network()
     rmsprop = RMSProp(ours, decay=0.9, epsilon=1e-3, epsilon_inside_root=inside_root)
-    numpys = numpy_optimizers.RMSProp(decay=0.9, epsilon=1e-3, epsilon_inside_root=inside_root)
+    numpys = numpy_learning.RMSProp(decay=0.9, epsilon=1e-3, epsilon_inside_root=inside_root)
     torchs = torch.optim.RMSprop(theirs.parameters(), lr=1e-2, alpha=0.9, eps=1e-3)
     weights = {name: np.array(p.detach().numpy(), order="C") for name, p in ours.named_parameters()}
     generator = torch.Generator().manual_seed(0)
@@ -52,7 +52,7 @@ def test_rmsprop_equals_the_numpy_one_and_outside_the_root_torchs(inside_root: b
             network(inputs).pow(2).mean().backward()
         gradients = {name: np.array(p.grad.numpy(), order="C") for name, p in ours.named_parameters()}
         norm = float(rmsprop.step(1e-2, max_norm)[-1])
-        assert numpy_optimizers.clip_by_global_norm(gradients, max_norm) == pytest.approx(norm, rel=1e-5)
+        assert numpy_learning.clip_by_global_norm(gradients, max_norm) == pytest.approx(norm, rel=1e-5)
         numpys.step(weights, gradients, 1e-2)
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
         torchs.step()

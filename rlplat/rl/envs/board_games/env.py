@@ -12,8 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rlplat.rl.envs.board_games.game import CONNECT_FOUR, TIC_TAC_TOE, BoardGame
-from rlplat.rl.envs.board_games.minimax import best_moves
+from rlplat.rl.envs.board_games.game import CONNECT_FOUR, TIC_TAC_TOE, BoardGame, best_moves
 from rlplat.rl.interfaces import Array
 
 First = Literal["either", "agent", "opponent"]
