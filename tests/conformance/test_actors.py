@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied, ConfigError, RuntimeFault, TaskError
+from rlplat.errors import ActorDied, ConfigError, TaskError, WorkerCrashed
 from tests.patience import soon
 
 
@@ -254,22 +256,45 @@ def test_a_constructor_whose_argument_failed_says_so(backend: str) -> None:
         rlplat.get(actor.add.remote())
 
 
-def test_exit_inside_a_call_is_an_error_of_that_call(cluster: None) -> None:
+# What follows needs processes of its own, or calls that overlap.
+
+
+@pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}])
+@pytest.mark.parametrize("code", [None, 0, 3, "no data"])
+def test_sys_exit_is_the_end_of_the_actor_and_with_a_code_its_crash(
+    cluster: None, options: dict[str, int], code: Any
+) -> None:
     # In-process it would be the driver's own sys.exit: the debugger's user wants to see that.
     class Quitter:
         def quit(self) -> None:
-            raise SystemExit(3)
+            sys.exit(code)
 
         def f(self) -> int:
             return 1
 
-    actor = rlplat.remote(Quitter).remote()
-    with pytest.raises(RuntimeFault, match="SystemExit"):
-        rlplat.get(actor.quit.remote())
-    assert rlplat.get(actor.f.remote()) == 1
+    actor = rlplat.remote(Quitter).options(max_restarts=1, **options).remote()
+    first = actor.f.remote()
+    with pytest.raises(ActorDied, match=r"sys.exit|process died"):
+        rlplat.get(actor.quit.remote(), timeout=60)
+    assert rlplat.get(first) == 1
+    if code:
+        assert rlplat.get(actor.f.remote(), timeout=60) == 1
+    else:
+        with pytest.raises(ActorDied, match=r"it called sys\.exit"):
+            rlplat.get(actor.f.remote(), timeout=60)
 
 
-# What follows needs processes of its own, or calls that overlap.
+def test_sys_exit_in_a_task_is_a_crash(cluster: None, tmp_path: Path) -> None:
+    @rlplat.remote(max_retries=1)
+    def leave(code: Any) -> None:
+        with open(tmp_path / "runs", "a") as file:
+            file.write("x")
+        sys.exit(code)
+
+    for code in (0, 5):
+        with pytest.raises(WorkerCrashed, match=f"exited with code {code}"):
+            rlplat.get(leave.remote(code), timeout=60)
+    assert (tmp_path / "runs").read_text() == "xxxx"
 
 
 def test_an_actor_ends_when_its_last_handle_goes(cluster: None) -> None:

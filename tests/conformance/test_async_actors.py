@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from pathlib import Path
@@ -164,9 +165,6 @@ def test_exceptions_of_coroutines_reach_the_caller_with_their_class(cluster: Non
             await asyncio.sleep(0)
             raise KeyError("async")
 
-        async def leave(self) -> None:
-            raise SystemExit(3)
-
         async def give_up(self) -> None:
             raise asyncio.CancelledError
 
@@ -181,10 +179,34 @@ def test_exceptions_of_coroutines_reach_the_caller_with_their_class(cluster: Non
         rlplat.get(actor.fail.remote(), timeout=60)
     with pytest.raises(ValueError, match="sync"):
         rlplat.get(actor.sync_fail.remote(), timeout=60)
-    for method in (actor.leave, actor.give_up):
-        with pytest.raises(Exception, match=r"SystemExit|CancelledError"):
-            rlplat.get(method.remote(), timeout=60)
+    with pytest.raises(Exception, match="CancelledError"):
+        rlplat.get(actor.give_up.remote(), timeout=60)
     assert rlplat.get(actor.fine.remote(), timeout=60) == 1
+
+
+@pytest.mark.parametrize("how", [rlplat.exit_actor, sys.exit])
+def test_an_end_cuts_off_what_runs_for_ever_and_refuses_what_comes(cluster: None, how: Any) -> None:
+    class Serving:
+        async def loop(self) -> None:
+            while True:
+                await asyncio.sleep(0.05)
+
+        async def soon(self) -> str:
+            await asyncio.sleep(0.3)
+            return "done"
+
+        async def leave(self) -> None:
+            how()
+
+    actor = rlplat.remote(Serving).remote()
+    loop, soon = actor.loop.remote(), actor.soon.remote()
+    with pytest.raises(ActorDied, match="it called"):
+        rlplat.get(actor.leave.remote(), timeout=60)
+    assert rlplat.get(soon, timeout=60) == "done"
+    with pytest.raises(ActorDied, match="did not come to its end"):
+        rlplat.get(loop, timeout=60)
+    with pytest.raises(ActorDied):
+        rlplat.get(actor.soon.remote(), timeout=60)
 
 
 def test_coroutines_return_large_values_several_values_and_refs(cluster: None) -> None:

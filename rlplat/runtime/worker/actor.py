@@ -20,7 +20,25 @@ from rlplat.runtime.worker.replies import Replies
 
 EXITED = "it called rlplat.exit_actor()"
 EXITED_AT_ONCE = "it called rlplat.exit_actor() in its constructor"
+END_GRACE_S = 2.0
+"""How long an actor that ends waits for its other calls that run."""
+End = str | int
+"""Why an actor ends by itself; a number: its process ends with this exit code, as one that crashed."""
 TERMINATED = "it was asked to end (__ray_terminate__), after the calls that were made before that"
+
+
+def exit_code_of(error: SystemExit) -> int:
+    """What `sys.exit` in a task means, as for Ray: the process ends with this code, and the task has crashed."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr)  # as Python does
+    return 1
+
+
+def end_by(error: SystemExit) -> End:
+    """The same in an actor: without a code, or with 0, it is the end that `exit_actor` is; with another one the actor
+    crashed, and is restarted where it may be."""
+    return exit_code_of(error) or "it called sys.exit()"
 
 
 @dataclass(slots=True)
@@ -37,13 +55,12 @@ class Actor:
     instance: Any
     once: ExactlyOnce | None
 
-    def call(self, owner: str, message: Any) -> str | None:
+    def call(self, owner: str, message: Any) -> End | None:
         """Run a call, and reply. Returns why the actor ends now, if it does."""
         if type(message) is messages.Call:
             return self.call_small(owner, message)
         if self.once is not None and message.seq:
-            self._call_once(self.once, owner, message)
-            return None
+            return self._call_once(self.once, owner, message)
         method, num_returns = message.name, message.num_returns
         if method == TERMINATE:
             return TERMINATED
@@ -58,12 +75,14 @@ class Actor:
                 self.replies.result(owner, message.task, what, num_returns, result)
         except ActorExit:
             return EXITED
+        except SystemExit as error:
+            return end_by(error)
         except BaseException as error:
             self.replies.error(owner, message.task, what, num_returns, error)
         self.spans.append((what, began, self.link.clock()))
         return None
 
-    def call_small(self, owner: str, message: messages.Call) -> str | None:
+    def call_small(self, owner: str, message: messages.Call) -> End | None:
         """The same for one with small arguments and one result, which is most of them: shorter."""
         link, method = self.link, message.method
         what, began = f"{self.name}.{method}", link.clock()
@@ -86,12 +105,14 @@ class Actor:
                 self.replies.result(owner, message.task, what, 1, result)
         except ActorExit:
             return EXITED
+        except SystemExit as error:
+            return end_by(error)
         except BaseException as error:
             self.replies.error(owner, message.task, what, 1, error)
         self.spans.append((what, began, link.clock()))
         return None
 
-    def _call_once(self, once: ExactlyOnce, owner: str, message: messages.RunFull) -> None:
+    def _call_once(self, once: ExactlyOnce, owner: str, message: messages.RunFull) -> End | None:
         """A numbered call: it runs unless it has run, and its reply waits for the checkpoint."""
         link, what, began = self.link, f"{self.name}.{message.name}", self.link.clock()
         packed: Any = None
@@ -122,6 +143,8 @@ class Actor:
                     # In one piece: a later incarnation may have to say it again.
                     kept = Kept([codec.pack_inline(part)[0] for part in parts])
                 state = once.snapshot()
+            except (ActorExit, SystemExit) as error:
+                return end_by(error) if isinstance(error, SystemExit) else EXITED
             except BaseException as error:
                 self.objects.unmake(values)
                 kept = Kept([], self.replies.describe(what, error))
@@ -145,6 +168,7 @@ class Actor:
                 link.loop.send_now()
             else:
                 link.loop.tick_soon()
+        return None
 
     def _kept_values(self, owner: str, kept: Kept, num_returns: int) -> list[Value]:
         if kept.error is not None:

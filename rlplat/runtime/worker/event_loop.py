@@ -14,7 +14,7 @@ from typing import Any
 from rlplat.runtime.link.waiters import LoopInbox, Waiters
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
-from rlplat.runtime.worker.actor import EXITED, TERMINATED, Actor
+from rlplat.runtime.worker.actor import END_GRACE_S, EXITED, TERMINATED, Actor, End, end_by
 from rlplat.runtime.worker.outflow import close_quietly, iterator_of
 from rlplat.runtime.worker.queue import EndOfActor
 from rlplat.runtime.worker.running import Key, Running
@@ -28,7 +28,7 @@ class LoopRunner:
         actor: Actor,
         running: Running,
         waiters: Waiters,
-        ask_to_end: Callable[[str], None],
+        ask_to_end: Callable[[End], None],
         sizes: dict[str, int],
         group_of: Callable[[Any], str],
     ) -> None:
@@ -41,7 +41,8 @@ class LoopRunner:
         self._cancelled: dict[Key, bool] = {}
         """Calls that are to end, and whether what they await is to end too."""
         self._will_flush = False
-        self._is_ending = False
+        self._ending: End | None = None
+        """Why the actor ends, once it does."""
         self._loop = asyncio.new_event_loop()
         self._inbox = LoopInbox(self._loop)
         self.has_warned = False
@@ -58,11 +59,18 @@ class LoopRunner:
             ):  # a SystemExit in a task that the user's code started ends that task, not the loop
                 traceback.print_exc()
 
-    def submit(self, owner: str, message: Any) -> str | None:
-        if type(message) is EndOfActor or getattr(message, "name", "") == TERMINATE:
-            is_exit = type(message) is EndOfActor
-            asyncio.run_coroutine_threadsafe(self._drain(is_exit), self._loop).result()
-            return message.reason if is_exit else TERMINATED
+    def submit(self, owner: str, message: Any) -> End | None:
+        if type(message) is EndOfActor:
+            try:
+                asyncio.run_coroutine_threadsafe(self._leave(message.reason), self._loop).result(
+                    2 * END_GRACE_S
+                )
+            except TimeoutError:  # something blocks the loop
+                pass
+            return message.reason
+        if getattr(message, "name", "") == TERMINATE:
+            asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result()
+            return TERMINATED
         group = self._group_of(message)
         if group not in self._waiting:
             raise ValueError(f"there is no concurrency group {group!r:.50}")
@@ -76,9 +84,9 @@ class LoopRunner:
 
     def _start(self, owner: str, message: Any) -> None:
         group = self._group_of(message)
-        if self._is_ending:
+        if self._ending is not None:
             with self._actor.link.lock:
-                self._actor.replies.refuse(owner, message, self._actor.name, EXITED)
+                self._actor.replies.refuse(owner, message, self._actor.name, self._ending)
         elif self._free[group]:
             self._free[group] -= 1
             self._begin(owner, message, group)
@@ -94,7 +102,7 @@ class LoopRunner:
         self._tasks.pop(key, None)  # (two calls of one number: no caller of ours does that)
         self._begun.discard(key)
         self._cancelled.pop(key, None)
-        if self._waiting[group] and not self._is_ending:
+        if self._waiting[group] and self._ending is None:
             self._begin(*self._waiting[group].popleft(), group)
         else:
             self._free[group] += 1
@@ -143,9 +151,14 @@ class LoopRunner:
                 actor.replies.result(owner, message.task, what, num_returns, result)
         except ActorExit:
             self._ask_to_end(EXITED)
+        except SystemExit as error:
+            self._ask_to_end(end_by(error))
         except BaseException as error:
             try:
-                if isinstance(error, asyncio.CancelledError) and key in self._cancelled:
+                if isinstance(error, asyncio.CancelledError) and self._ending is not None:
+                    with actor.link.lock:
+                        actor.replies.refuse(owner, message, actor.name, self._ending, has_begun=True)
+                elif isinstance(error, asyncio.CancelledError) and key in self._cancelled:
                     with actor.link.lock:
                         actor.replies.cancelled(key, num_returns, what)
                 else:
@@ -163,16 +176,25 @@ class LoopRunner:
         with self._actor.link.lock:
             self._actor.link.loop.send_now()
 
-    async def _drain(self, is_exit: bool) -> None:
-        """Wait for the calls that run; for those that wait as well, unless the actor exits."""
-        if is_exit:
-            self.refuse_waiting(EXITED)
+    async def _drain(self) -> None:
+        """Wait for all calls."""
         while self._tasks:
             await asyncio.wait(list(self._tasks.values()))
             await asyncio.sleep(0)
 
-    def refuse_waiting(self, reason: str) -> None:
-        self._is_ending = True
+    async def _leave(self, reason: End) -> None:
+        """The actor exits: calls that run have a little time, and are cut off then."""
+        self.refuse_waiting(reason)
+        if self._tasks:
+            _, late = await asyncio.wait(list(self._tasks.values()), timeout=END_GRACE_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=END_GRACE_S / 2)
+        self._flush()
+
+    def refuse_waiting(self, reason: End) -> None:
+        self._ending = reason
         for waiting in self._waiting.values():
             while waiting:
                 owner, message = waiting.popleft()

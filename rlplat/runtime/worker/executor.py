@@ -16,7 +16,7 @@ from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.process.spans import Span, Spans
 from rlplat.runtime.remote import ActorExit
 from rlplat.runtime.wire import codec, messages
-from rlplat.runtime.worker.actor import EXITED_AT_ONCE, Actor
+from rlplat.runtime.worker.actor import EXITED_AT_ONCE, Actor, End, exit_code_of
 from rlplat.runtime.worker.arguments import Arguments
 from rlplat.runtime.worker.capturing import Capturing
 from rlplat.runtime.worker.exactly_once import ExactlyOnce
@@ -40,7 +40,7 @@ class Executor:
         waiters: Waiters,
         queue: Queue,
         running: Running,
-        ask_to_end: Callable[[str], None],
+        ask_to_end: Callable[[End], None],
     ) -> None:
         """`ask_to_end(reason)`: a call that does not run in the main thread wants the actor to end."""
         self._link, self._objects, self._arguments, self._replies = link, objects, arguments, replies
@@ -81,8 +81,8 @@ class Executor:
 
     # ---------------------------------------------------------------- calls (main thread)
 
-    def execute(self, owner: str, message: Any) -> str | None:
-        """Run a call, or see to it that it runs elsewhere. Returns why the actor ends now, if it does."""
+    def execute(self, owner: str, message: Any) -> End | None:
+        """Run a call, or see to it that it runs elsewhere. Returns why this process ends now, if it does."""
         kind = type(message)
         if kind is messages.Run:
             link, code = self._link, message.code
@@ -106,6 +106,8 @@ class Executor:
                         link.lock.release()
                 else:
                     self._replies.result(owner, message.task, self._names[code], 1, result)
+            except SystemExit as error:
+                return exit_code_of(error)
             except BaseException as error:
                 self._replies.error(owner, message.task, f"task {self._names[code]}", 1, error)
             ended = link.clock()
@@ -114,7 +116,7 @@ class Executor:
         elif kind is messages.Call and self._plain is not None:
             return self._plain.call_small(owner, message)
         elif kind is messages.RunFull and message.code:
-            self._run_full(owner, message)
+            return self._run_full(owner, message)
         elif kind is messages.CreateActor:
             return self._create_actor(owner, message)
         elif self.actor is None:
@@ -125,7 +127,7 @@ class Executor:
             return self.actor.call(owner, message)
         return None
 
-    def _run_full(self, owner: str, message: messages.RunFull) -> None:
+    def _run_full(self, owner: str, message: messages.RunFull) -> End | None:
         """A task with more than small arguments and one small result."""
         began, name = self._link.clock(), message.name or self._names[message.code]
         backend = refs.backend()
@@ -139,6 +141,8 @@ class Executor:
                 self._flows.stream(owner, message, name, result)
             else:
                 self._replies.result(owner, message.task, name, message.num_returns, result)
+        except SystemExit as error:
+            return exit_code_of(error)
         except BaseException as error:
             self._replies.error(owner, message.task, f"task {name}", message.num_returns, error)
         if message.capture is not None:
@@ -147,8 +151,9 @@ class Executor:
         ended = self._link.clock()
         self._spans.append((name, began, ended))
         self._replies.pace(owner, message.code, ended - began)
+        return None
 
-    def _create_actor(self, owner: str, message: messages.CreateActor) -> str | None:
+    def _create_actor(self, owner: str, message: messages.CreateActor) -> End | None:
         name, link = self._names[message.code], self._link
         self.actor_id = message.actor
         if message.capture is not None:

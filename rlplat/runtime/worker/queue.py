@@ -13,7 +13,7 @@ from rlplat.runtime.worker.running import Call
 class EndOfActor(msgspec.Struct):
     """Takes the place of a call: the actor ends when it is its turn."""
 
-    reason: str
+    reason: str | int
     task: int = 0
 
 

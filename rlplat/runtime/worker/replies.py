@@ -79,7 +79,7 @@ class Replies:
         where = f"{what} (worker {self._link.client_id}, pid {self._link.system.pid()})"
         if isinstance(error, SerializationError):
             return ErrorInfo("SerializationError", str(error))
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):  # (a constructor's exit; Ctrl-C)
             error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(
                 error.__traceback__
             )
@@ -116,9 +116,14 @@ class Replies:
         self._arguments.drop(owner, message)
         self.cancelled((owner, message.task), getattr(message, "num_returns", 1))
 
-    def refuse(self, owner: str, message: Any, actor: str, reason: str) -> None:
-        """A call that the end of the actor overtakes: it did not run, and its caller is told so."""
-        self._arguments.drop(owner, message)
+    def refuse(
+        self, owner: str, message: Any, actor: str, reason: str | int, *, has_begun: bool = False
+    ) -> None:
+        """A call that the end of the actor overtakes: it did not run, or not to its end, and its caller is told so."""
+        if not has_begun:
+            self._arguments.drop(owner, message)
         method = message.method if type(message) is messages.Call else message.name
-        text = f"{actor}.{method} did not run: actor {actor} is gone: {reason}"
+        what = "did not come to its end" if has_begun else "did not run"
+        why = reason if isinstance(reason, str) else f"its process ended with exit code {reason}"
+        text = f"{actor}.{method} {what}: actor {actor} is gone: {why}"
         self.failed(owner, message.task, getattr(message, "num_returns", 1), ErrorInfo("ActorDied", text))

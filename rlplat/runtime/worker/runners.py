@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.remote import TERMINATE, is_async_class, methods_of
 from rlplat.runtime.wire import messages
-from rlplat.runtime.worker.actor import TERMINATED, Actor
+from rlplat.runtime.worker.actor import END_GRACE_S, TERMINATED, Actor, End
 from rlplat.runtime.worker.queue import EndOfActor
 from rlplat.runtime.worker.running import Key, Running
 
@@ -33,7 +33,7 @@ class Runner(Protocol):
         """Of the event loop, if it has one."""
         ...
 
-    def submit(self, owner: str, message: Any) -> str | None:
+    def submit(self, owner: str, message: Any) -> End | None:
         """A call (main thread). Returns why the actor ends now, if it does."""
         ...
 
@@ -41,7 +41,7 @@ class Runner(Protocol):
         """A call that is in this runner, or is not known (any thread, lock held)."""
         ...
 
-    def refuse_waiting(self, reason: str) -> None:
+    def refuse_waiting(self, reason: End) -> None:
         """The actor ends: calls that were not begun fail (in the thread of the call that ends it, or the main one)."""
         ...
 
@@ -68,7 +68,7 @@ def make_runner(
     message: messages.CreateActor,
     running: Running,
     waiters: Waiters,
-    ask_to_end: Callable[[str], None],
+    ask_to_end: Callable[[End], None],
 ) -> Runner | None:
     """How the calls of this actor run; None: one after the other in the main thread."""
     methods = methods_of(actor_class)
@@ -102,7 +102,7 @@ class ThreadRunner:
         self,
         actor: Actor,
         running: Running,
-        ask_to_end: Callable[[str], None],
+        ask_to_end: Callable[[End], None],
         sizes: dict[str, int],
         group_of: Callable[[Any], str],
     ) -> None:
@@ -114,14 +114,15 @@ class ThreadRunner:
         self._futures: dict[Key, tuple[Future[None], Any]] = {}
         """With the messages of their calls."""
 
-    def submit(self, owner: str, message: Any) -> str | None:
+    def submit(self, owner: str, message: Any) -> End | None:
         if type(message) is EndOfActor or getattr(message, "name", "") == TERMINATE:
-            is_exit = type(message) is EndOfActor
-            if is_exit:
+            if type(message) is EndOfActor:
                 self.refuse_waiting(message.reason)
+                wait([future for future, _ in self._futures.copy().values()], END_GRACE_S)
+                return message.reason
             for pool in self._pools.values():
                 pool.shutdown(wait=True)
-            return message.reason if is_exit else TERMINATED
+            return TERMINATED
         key = (owner, message.task)
         future = self._pools[self._group_of(message)].submit(self._run, owner, message)
         self._futures[key] = (future, message)
@@ -140,7 +141,7 @@ class ThreadRunner:
         with self._actor.link.lock:
             self._actor.link.loop.send_now()
 
-    def refuse_waiting(self, reason: str) -> None:
+    def refuse_waiting(self, reason: End) -> None:
         for (owner, _), (future, call) in list(self._futures.items()):
             if future.cancel():
                 with self._actor.link.lock:

@@ -26,6 +26,7 @@ from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
+from rlplat.runtime.worker.actor import End
 from rlplat.runtime.worker.arguments import Arguments
 from rlplat.runtime.worker.executor import ENTRIES, Executor
 from rlplat.runtime.worker.interrupts import Interrupts
@@ -193,7 +194,7 @@ class Worker(Client):
                 self._replies.not_executed(owner, message, error)
                 reason = None
             if reason is not None:
-                self._end_actor(reason)
+                self._end(reason)
             if executor.has_nested and not self._is_actor:  # an actor's may stay open from call to call
                 executor.close_nested()
             if self._calls_left:
@@ -320,7 +321,7 @@ class Worker(Client):
             super().exit_actor()
         raise ActorExit
 
-    def _ask_to_end(self, reason: str) -> None:
+    def _ask_to_end(self, reason: End) -> None:
         """A call in a thread or coroutine wants the actor to end: the main thread sees to it, ahead of all calls."""
         runner = self.executor.runner
         if runner is not None:
@@ -328,8 +329,11 @@ class Worker(Client):
         self.queue.calls.appendleft((self.client_id, EndOfActor(reason)))
         self._loop.wake()
 
-    def _end_actor(self, reason: str) -> NoReturn:
-        """End this process in order (main thread): calls that were not begun fail, `atexit` handlers run."""
+    def _end(self, reason: End) -> NoReturn:
+        """End this process in order (main thread): an actor's calls that were not begun fail, `atexit` handlers run. Or
+        with an exit code, as one that crashed, after its last results."""
+        if isinstance(reason, int):
+            self.leave(reason)
         with self._lock:
             self._is_ending = True
             for owner, message in self.queue.take_all():
@@ -343,7 +347,7 @@ class Worker(Client):
             self._wait_for(lambda: self._exits, _END_S)
         self.leave()
 
-    def leave(self) -> NoReturn:
+    def leave(self, code: int = 0) -> NoReturn:
         """End this process in order: what it has sent gets its time to leave."""
         if self.executor.actor is not None:
             self.executor.actor.instance = None
@@ -353,7 +357,7 @@ class Worker(Client):
         self._loop.close(linger_s=1)
         sys.stdout.flush()
         sys.stderr.flush()
-        self.link.system.exit(0)
+        self.link.system.exit(code)
 
     def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:
         try:
