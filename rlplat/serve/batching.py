@@ -153,7 +153,7 @@ class Batcher:
         self._max_rows, self._max_waiting_rows = max_rows, max_waiting_rows
         self._max_wait_s, self._retries_singly = max_wait_s, retries_singly
         self._queue: deque[Waiting] = deque()
-        self._is_running = False
+        self.is_running = False
         """A batch runs, or the next one is waited for."""
         self._timer: asyncio.TimerHandle | None = None
         self._num_since_idle = 0
@@ -178,8 +178,8 @@ class Batcher:
         self.num_waiting_rows += num_rows
         waiting.future.add_done_callback(lambda _: self._left(num_rows))
         self._num_since_idle += 1
-        if not self._is_running:
-            self._is_running = True
+        if not self.is_running:
+            self.is_running = True
             if self._runs_at_once():
                 self._run_batch(loop)
             else:
@@ -214,7 +214,7 @@ class Batcher:
         pieces = take_batch(self._queue, self._max_rows)
         if not pieces:
             self._was_alone, self._num_since_idle = self._num_since_idle == 1, 0
-            self._is_running = False
+            self.is_running = False
             return
         self.num_batches += 1
         self.num_rows += sum(piece.stop - piece.start for piece in pieces)

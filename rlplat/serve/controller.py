@@ -26,11 +26,13 @@ from rlplat.serve.deployments import Application, Part, canary_of, parts_of
 from rlplat.serve.handle import forget_routes, routes_of, set_models, set_routes
 from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.listening import ListeningSocket
-from rlplat.serve.live import Change, Live, Version
+from rlplat.serve.live import Change, Check, Live, Version
 from rlplat.serve.multiplexing import loaders_of
-from rlplat.serve.replica import Path, Replica, ReplicaSpec
+from rlplat.serve.replica import Hung, Path, Replica, ReplicaSpec
 
 AUTOSCALE_PERIOD_S = 0.25
+MAX_HEALTH_FAILURES = 3
+"""In a row: then the replica is replaced."""
 _CONCURRENCY = 100_000
 """Of the actor: the gate of the replica decides how many calls run, and refuses the rest."""
 
@@ -48,6 +50,7 @@ class Controller:
         self._live: dict[str, Live] = {}
         self._actors: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
+        self._checks: dict[str, Check] = {}
         self._numbers = 0
         self._failures: dict[int, str] = {}
         """What was said of the versions that were given up."""
@@ -207,6 +210,7 @@ class Controller:
                 with self._changed:
                     do()
                     self._forget_dropped()
+                    self._check_health(time.monotonic())
                     self._changed.notify_all()
                 self._autoscale()
             except Exception as error:
@@ -220,7 +224,7 @@ class Controller:
         wait = 1.0 if due is None else min(1.0, max(0.0, due - now))
         if self._scalers():
             wait = min(wait, max(0.0, self._next_autoscale - now))
-        return wait
+        return min([wait, *(max(0.0, check.due - now) for check in self._checks.values())])
 
     def _deploy(self, parts: list[Part], canary_share: float) -> list[int]:
         if canary_share:
@@ -327,6 +331,7 @@ class Controller:
             case planning.StopReplica(replica):
                 actor = self._actors.pop(replica, None)
                 self._pids.pop(replica, None)
+                self._checks.pop(replica, None)
                 if actor is not None:
                     _kill(actor)
             case planning.RoutesChanged(deployment):
@@ -374,6 +379,35 @@ class Controller:
         self._actors[replica] = actor
         has_models = bool(loaders_of(of.part.deployment.target))
         self._when_done(actor.start.remote(), partial(self._started, deployment, replica, has_models))
+
+    def _check_health(self, now: float) -> None:
+        """Ask those that are due, and replace those that did not answer; also of those that drain."""
+        for name, live in self._live.items():
+            for replica in self._plan.ready(name) + self._plan.draining(name):
+                options = live.versions[self._plan.version_of(replica)].part.deployment.options_
+                check = self._checks.setdefault(replica, Check(now + options.health_check_period_s))
+                if now < check.due or replica not in self._actors:
+                    continue
+                if check.is_asked:
+                    self._replace(replica, f"it gave no answer for {options.health_check_timeout_s:g} s")
+                    continue
+                check.is_asked, check.due = True, now + options.health_check_timeout_s
+                answer = self._actors[replica].check_health.remote()
+                self._when_done(answer, partial(self._checked, replica, options.health_check_period_s))
+
+    def _checked(self, replica: str, period_s: float, answer: Future[Any]) -> None:
+        check, error = self._checks.get(replica), answer.exception()
+        if check is None or isinstance(error, ActorDied):  # that is heard of elsewhere
+            return
+        check.is_asked, check.due = False, time.monotonic() + period_s
+        check.failures = 0 if error is None else check.failures + 1
+        if isinstance(getattr(error, "cause", error), Hung) or check.failures == MAX_HEALTH_FAILURES:
+            assert error is not None
+            self._replace(replica, _reason(error))
+
+    def _replace(self, replica: str, reason: str) -> None:
+        self._say(f"warning: replica {replica} does not work and is replaced: {reason}")
+        self._handle(planning.ReplicaDied(replica, reason))
 
     def _watch_models(self, deployment: str, replica: str, version: int) -> None:
         answer = self._actors[replica].models_after.remote(version)

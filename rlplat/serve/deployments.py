@@ -37,6 +37,11 @@ class DeploymentOptions:
     """A request that has no answer by then is cancelled: 504, `DeadlineExceeded` by a handle."""
     drain_timeout_s: float = 30.0
     """For the requests that run when a replica is to end."""
+    health_check_period_s: float = 10.0
+    """A replica is asked so often whether it works: its `check_health()`, if it has one, raises where it does not."""
+    health_check_timeout_s: float = 30.0
+    """One that gives no answer for so long is ended and replaced; so is one whose `check_health` raises three times in
+    a row, and one whose thread is blocked by a `def` for longer than this and request_timeout_s."""
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     resources: dict[str, float] = field(default_factory=dict)
@@ -55,7 +60,12 @@ class DeploymentOptions:
             raise ConfigError(f"max_concurrency is 1 or more, not {self.max_concurrency}")
         if self.max_queued < 0:
             raise ConfigError(f"max_queued is 0 or more, not {self.max_queued}")
-        for name in ("request_timeout_s", "drain_timeout_s"):
+        for name in (
+            "request_timeout_s",
+            "drain_timeout_s",
+            "health_check_period_s",
+            "health_check_timeout_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is a positive number of seconds, not {getattr(self, name)}")
         if self.batch is not None and not self.batch.many and self.batch.max_size > self.max_concurrency:

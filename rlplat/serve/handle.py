@@ -18,6 +18,7 @@ import asyncio
 import itertools
 import math
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Container, Generator, Iterable
 from dataclasses import dataclass, field
@@ -58,6 +59,7 @@ class Routes:
 
 
 _routes: dict[str, Routes] = {}
+_counting = threading.RLock()  # a response may be collected, and counted down, at any line
 
 
 def routes_of(deployment: str) -> Routes:
@@ -125,6 +127,12 @@ class Response:
                 answer = await self._ref
             except (ActorDied, WorkerCrashed, Refused) as error:
                 self._again(error, attempt)
+            except asyncio.CancelledError:
+                self._release_when_done()
+                raise
+            except BaseException:
+                self._release()
+                raise
             else:
                 self._release()
                 return answer
@@ -147,6 +155,12 @@ class Response:
                 answer = rlplat.get(self._ref, timeout=left)
             except (ActorDied, WorkerCrashed, Refused) as error:
                 self._again(error, attempt)
+            except (GetTimeout, KeyboardInterrupt):
+                self._release_when_done()
+                raise
+            except BaseException:
+                self._release()
+                raise
             else:
                 self._release()
                 return answer
@@ -155,6 +169,7 @@ class Response:
         """The caller does not want it any more."""
         if self._ref is not None:
             rlplat.cancel(self._ref)
+            self._release_when_done()
 
     def ref(self) -> Any:
         """The object ref, to pass to tasks and actors."""
@@ -171,16 +186,21 @@ class Response:
         if self._replica is None:
             self._ref = None
             return
-        routes.ongoing[self._replica] = routes.ongoing.get(self._replica, 0) + 1
+        _count(self._handle.deployment, self._replica, 1)
         actor = routes.replicas[self._replica]
         self._ref = actor.call.remote(self._handle.method, self._handle.model_id, *self._args, **self._kwargs)
 
     def _release(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
         if replica is not None:
-            ongoing = routes_of(self._handle.deployment).ongoing
-            if ongoing.get(replica, 0) > 0:
-                ongoing[replica] -= 1
+            _count(self._handle.deployment, replica, -1)
+
+    def _release_when_done(self) -> None:
+        """Its caller waits no longer, and it runs still."""
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            deployment = self._handle.deployment
+            self._ref.future().add_done_callback(lambda _: _count(deployment, replica, -1))
 
     def _again(self, error: Exception, attempt: int) -> None:
         """Send it to another replica, or raise."""
@@ -188,6 +208,14 @@ class Response:
         self._release()
         _require_another(self._handle, error, attempt)
         self._send()
+
+
+def _count(deployment: str, replica: str, change: int) -> None:
+    """Calls of this process that run there; of a replica that has ended none are counted."""
+    with _counting:
+        ongoing = routes_of(deployment).ongoing
+        if replica in ongoing:
+            ongoing[replica] = max(0, ongoing[replica] + change)
 
 
 def _require_another(handle: Handle, error: Exception, attempt: int) -> None:
@@ -256,22 +284,26 @@ class Handle:
                 _require_patience(self, give_up)
                 await asyncio.sleep(0.01)
             actor = routes_of(self.deployment).replicas[replica]
-            refs = actor.stream.remote(self.method, self.model_id, *args, **kwargs)
-            for number in itertools.count():
-                try:
-                    value = await (await anext(refs))
-                except StopAsyncIteration:
-                    return
-                except asyncio.CancelledError:  # the traceback holds `refs`: dropping them comes too late
-                    rlplat.cancel(refs)
-                    raise
-                except (ActorDied, WorkerCrashed, Refused) as error:
-                    if number and not (isinstance(error, Refused) or _is_of_method(error)):
-                        raise ActorDied(
-                            f"replica {replica} ended during {self!r}.stream(), after {number} of its values; it is "
-                            f"not sent to another one, which would repeat them: {error}"
-                        ) from error
-                    _require_another(self, error, MAX_SENDS if number else attempt)
-                    gone.add(replica)
-                    break
-                yield value
+            _count(self.deployment, replica, 1)
+            try:
+                refs = actor.stream.remote(self.method, self.model_id, *args, **kwargs)
+                for number in itertools.count():
+                    try:
+                        value = await (await anext(refs))
+                    except StopAsyncIteration:
+                        return
+                    except asyncio.CancelledError:  # the traceback holds `refs`: dropping them comes too late
+                        rlplat.cancel(refs)
+                        raise
+                    except (ActorDied, WorkerCrashed, Refused) as error:
+                        if number and not (isinstance(error, Refused) or _is_of_method(error)):
+                            raise ActorDied(
+                                f"replica {replica} ended during {self!r}.stream(), after {number} of its values; it "
+                                f"is not sent to another one, which would repeat them: {error}"
+                            ) from error
+                        _require_another(self, error, MAX_SENDS if number else attempt)
+                        gone.add(replica)
+                        break
+                    yield value
+            finally:
+                _count(self.deployment, replica, -1)

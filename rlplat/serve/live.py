@@ -44,3 +44,14 @@ class Live:
     """Why the last version did not start."""
     change: Change | None = None
     """The newest."""
+
+
+@dataclass
+class Check:
+    """Of a replica's health."""
+
+    due: float
+    """When it is asked, or, where it was, must have answered."""
+    is_asked: bool = False
+    failures: int = 0
+    """In a row."""

@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import os
 import sys
 import sysconfig
 import time
 from collections.abc import AsyncIterator, Awaitable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlplat.errors import ConfigError
+from rlplat.errors import ConfigError, RlplatError
 from rlplat.rl.user_code import folder_of
 from rlplat.serve.batching import batched
 from rlplat.serve.deployments import Deployment, PartName
@@ -32,6 +33,10 @@ from rlplat.serve.refusals import Gate, Refused
 
 QUIET_S = 0.25
 """A draining replica ends when it was not called for so long: calls sent before the routes changed have arrived."""
+
+
+class Hung(RlplatError):
+    """A replica that cannot work again."""
 
 
 class Path:
@@ -75,6 +80,28 @@ class ReplicaSpec:
     """The models that the replicas have, by deployment, as far as they have several."""
 
 
+class CallThread(ThreadPoolExecutor):
+    """One, that knows since when the call runs that is in it."""
+
+    def __init__(self) -> None:
+        super().__init__(1, thread_name_prefix="rlplat-serve-call")
+        self._since = math.inf
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(self._noted, function, *args, **kwargs)
+
+    def _noted(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        self._since = time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._since = math.inf
+
+    def seconds(self) -> float:
+        """How long it runs; 0 where none does."""
+        return max(0.0, time.monotonic() - self._since)
+
+
 class Replica:
     def __init__(self, spec: ReplicaSpec) -> None:
         self._spec = spec
@@ -86,7 +113,7 @@ class Replica:
             for replica, models in by_replica.items():
                 set_models(name, replica, models)
         self._gate = Gate(spec.deployment_name, options.max_concurrency, options.max_queued)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlplat-serve-call")
+        self._thread = CallThread()
         """Methods that are no coroutines run here, one at a time."""
         self._metrics = Metrics(spec.name, spec.version)
         self._drained: asyncio.Future[None] | None = None
@@ -220,6 +247,15 @@ class Replica:
     def _note_models(self) -> None:
         self._models_version += 1
         self._models_changed.set()
+
+    async def check_health(self) -> None:
+        """Raises where it does not work; gives no answer where the event loop is blocked."""
+        options, seconds = self._options, self._thread.seconds()
+        if seconds > max(options.request_timeout_s, options.health_check_timeout_s):
+            raise Hung(f"a call blocks its thread for {seconds:.1f} s")
+        check = getattr(self._object, "check_health", None)
+        if check is not None:
+            await (check() if inspect.iscoroutinefunction(check) else asyncio.to_thread(check))
 
     async def stats(self) -> dict[str, float]:
         server = {} if self._server is None else self._server.stats()

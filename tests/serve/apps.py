@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,27 @@ class Heir:
 
     def count(self) -> int:
         return self.num_calls
+
+
+@serve.deployment(request_timeout_s=0.3, health_check_period_s=0.1, health_check_timeout_s=0.6)
+class Stuck:
+    """Blocks its thread, or its event loop, or says that it is ill."""
+
+    def __init__(self) -> None:
+        self.is_ill = False
+
+    async def check_health(self) -> None:
+        if self.is_ill:
+            raise ValueError("ill")
+
+    def block(self) -> None:
+        time.sleep(60)
+
+    async def block_loop(self) -> None:
+        time.sleep(60)
+
+    async def fall_ill(self) -> None:
+        self.is_ill = True
+
+    def pid(self) -> int:
+        return os.getpid()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -14,9 +15,10 @@ import pytest
 
 import rlplat
 from rlplat import serve
-from rlplat.errors import ActorDied, GetTimeout
-from rlplat.serve.handle import Routes, all_routes
+from rlplat.errors import ActorDied, GetTimeout, RlplatError
+from rlplat.serve.handle import Routes, all_routes, routes_of
 from rlplat.serve.refusals import Refused
+from tests.patience import soon
 from tests.serve import apps
 
 pytestmark = pytest.mark.process
@@ -93,6 +95,58 @@ def test_a_stream_whose_reader_is_cancelled_is_closed_at_once(tmp_path: Path) ->
 
     with serve.run(apps.Back.bind(), port=None, say=lambda _: None):
         asyncio.run(leave())
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_replica_that_hangs_is_replaced() -> None:
+    said: list[str] = []
+    with serve.run(apps.Stuck.bind(), port=None, say=said.append) as running:
+        for method in ("block", "block_loop", "fall_ill"):
+            pid = running.handle.pid.remote().result(10)
+            with contextlib.suppress(RlplatError):
+                serve.Handle("Stuck", method, retry=False).remote().result(10)
+            deadline = time.monotonic() + 30
+            now = pid
+            while now == pid:
+                assert time.monotonic() < deadline, said
+                time.sleep(0.05)
+                with contextlib.suppress(Refused):  # its thread is blocked still
+                    now = running.handle.pid.remote().result(10)
+    assert ["Stuck-0" in said[0], "Stuck-1" in said[1], "Stuck-2" in said[2]] == [True] * 3, said
+    assert "blocks its thread" in said[0] and "no answer for 0.6 s" in said[1] and "ill" in said[2]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_calls_are_counted_until_they_have_ended(tmp_path: Path) -> None:
+    """Those that fail, are given up or cancelled too, though their responses are kept; and streams."""
+    ongoing: dict[str, int] = {}
+
+    async def main() -> None:
+        handle = serve.Handle("Back")
+        stream = handle.ticks.stream(tmp_path / "closed")
+        await anext(stream)
+        assert ongoing["Back-0"] == 1
+        await stream.aclose()
+        kept = [handle.nothing.remote(), handle.remote(60.0)]
+        with pytest.raises(AttributeError):
+            await kept[0]
+        assert ongoing["Back-0"] == 1
+        waiting = asyncio.ensure_future(kept[1]._answer())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert ongoing["Back-0"] == 1, "it runs still"
+        kept[1].cancel()
+
+    with serve.run(apps.Back.bind(), port=None, say=lambda _: None):
+        ongoing = routes_of("Back").ongoing
+        asyncio.run(main())
+        assert soon(lambda: ongoing["Back-0"] == 0)
+        late = serve.Handle("Back").remote(0.3)
+        with pytest.raises(GetTimeout):
+            late.result(0.01)
+        assert routes_of("Back").ongoing == {"Back-0": 1}, "it runs still"
+        assert soon(lambda: routes_of("Back").ongoing == {"Back-0": 0})
 
 
 @pytest.mark.usefixtures("cluster")

@@ -11,7 +11,8 @@ from rlplat.errors import ConfigError
 _SAME = ("name", "num_replicas", "user_config")
 _OPTIONS = {"max_ongoing_requests": "max_concurrency", "max_concurrent_queries": "max_concurrency",
             "max_queued_requests": "max_queued", "graceful_shutdown_timeout_s": "drain_timeout_s",
-            "request_timeout_s": "request_timeout_s"}  # fmt: skip
+            "request_timeout_s": "request_timeout_s", "health_check_period_s": "health_check_period_s",
+            "health_check_timeout_s": "health_check_timeout_s"}  # fmt: skip
 _running: dict[str, Any] = {}
 get_multiplexed_model_id = ours.model_id
 

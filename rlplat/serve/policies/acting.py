@@ -9,6 +9,7 @@ Errors are `Refused`. A replica that drains gives its sessions to another one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -231,6 +232,17 @@ class ServedPolicy:
         assert self.engine is not None
         rows, _ = self.probe
         await self.engine.act(rows, 1, greedy=True)
+
+    async def check_health(self) -> None:
+        """A forward pass ends: where some wait, whichever is next."""
+        assert self.engine is not None
+        batcher = self.engine.batcher
+        if not batcher.is_running:
+            with contextlib.suppress(Refused):  # weights that have diverged are no better in another process
+                await self.check()
+        before = batcher.num_batches
+        while batcher.is_running and batcher.num_batches == before:
+            await asyncio.sleep(0.02)
 
     def describe(self) -> dict[str, Any]:
         agent = self.agent
