@@ -80,8 +80,8 @@ class ObjectRefGenerator:
         return self._completed
 
     def next_ready(self) -> bool:
-        """Whether `next` would return (or stop) at once."""
-        return self.value is not None
+        """Whether `next` would return a ref at once; False where it would stop (`is_finished`)."""
+        return self.value is not None and not self.is_finished()
 
     @property
     def owner(self) -> str:

@@ -167,6 +167,51 @@ def test_an_exception_is_the_last_value(backend: str) -> None:
     assert rlplat.get(generator.completed()) is None
 
 
+@pytest.mark.parametrize("in_actor", [False, True])
+@pytest.mark.parametrize("num_returns", ["streaming", "dynamic"])
+def test_one_that_raised_runs_again_behind_what_its_caller_has(
+    backend: str, tmp_path: Path, in_actor: bool, num_returns: str
+) -> None:
+    class Flaky:
+        @rlplat.method(num_returns=num_returns, max_task_retries=2, retry_exceptions=[KeyError])
+        def values(self, good_at: int) -> Iterator[int]:
+            with open(tmp_path / "runs", "a") as file:
+                file.write("x")
+            run = len((tmp_path / "runs").read_text())
+            yield 0
+            yield run
+            if run < good_at:
+                raise KeyError("not yet")
+            yield 7
+
+    def collected(good_at: int) -> list[Any]:
+        (tmp_path / "runs").write_text("")
+        if in_actor:
+            made = rlplat.remote(Flaky).remote().values.remote(good_at)
+        else:
+            options = {"max_retries": 2, "retry_exceptions": [KeyError], "num_returns": num_returns}
+            made = rlplat.remote(**options)(lambda n: Flaky.values(None, n)).remote(good_at)  # type: ignore[arg-type]
+        refs = list(made if num_returns == "streaming" else rlplat.get(made))
+        return [*rlplat.get(refs[:-1]), refs[-1]]
+
+    *values, last = collected(3)
+    assert (values, rlplat.get(last)) == ([0, 1], 7)
+    assert (tmp_path / "runs").read_text() == "xxx"
+    *values, last = collected(9)
+    with pytest.raises(KeyError, match="not yet"):
+        rlplat.get(last)
+    assert values == [0, 1] and (tmp_path / "runs").read_text() == "xxx"
+
+
+def test_a_generator_that_is_read_to_its_end_has_nothing_ready(backend: str) -> None:
+    generator = rlplat.remote(numbers).remote(1)
+    ref = next(generator)
+    rlplat.get([ref, generator.completed()])
+    assert (generator.is_finished(), generator.next_ready()) == (True, False)
+    with pytest.raises(StopIteration):
+        next(generator)
+
+
 def test_a_value_that_cannot_be_pickled_ends_the_stream(cluster: None) -> None:
     @rlplat.remote
     def odd() -> Iterator[Any]:
@@ -189,7 +234,7 @@ def test_a_failure_before_the_first_value_is_given_once(cluster: None) -> None:
     generator = no_generator.remote()
     (ref,) = list(generator)
     assert ref == generator.completed()
-    with pytest.raises(TypeError, match="must return a generator, not int"):
+    with pytest.raises(ValueError, match="must return a generator, not int"):
         rlplat.get(ref)
 
     @rlplat.remote

@@ -259,6 +259,9 @@ class Calls:
                 self._refuse(sender, values)
                 record.route.again(record)
                 return
+        elif record.history is not None and self._streams.runs_again(id):
+            record.route.again(record)
+            return
         values, inner = self._streams.finish(id, values)
         del self.records[id]
         values = record.route.finished(record, sender, values)

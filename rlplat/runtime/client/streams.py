@@ -11,6 +11,7 @@ from typing import Any
 
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.core.owner.lanes import TaskRecord
+from rlplat.runtime.core.owner.retries import runs_again_after_error
 from rlplat.runtime.core.owner.streams import Stream
 from rlplat.runtime.generators import DynamicRefs, ObjectRefGenerator
 from rlplat.runtime.link.link import Link
@@ -51,7 +52,7 @@ class Streams:
             record is None
             or stream is None
             or sender != record.route.worker_of(record)
-            or not stream.arrived(message.index)
+            or not self._counts(record, stream, message)
         ):
             objects.receive(message.value.refs, sender)
             if message.value.segment is not None:
@@ -63,6 +64,22 @@ class Streams:
         objects.fill(id, message.value, sender=sender)
         stream.ready.append(objects.new_ref(id))
         self._wake(stream)
+
+    def _counts(self, record: TaskRecord, stream: Stream, message: messages.Item) -> bool:
+        """Whether this is a value for the consumer: an exception for which the call runs again is none (rule 4)."""
+        error = message.value.error
+        if error is not None and stream.is_next(message.index) and runs_again_after_error(record, error):
+            stream.is_failing = True
+            return False
+        return stream.arrived(message.index)
+
+    def runs_again(self, task: int) -> bool:
+        """This attempt has come to its end: whether it raised, and another one is to follow."""
+        _, stream = self._open.get(task, (None, None))
+        if stream is None:
+            return False
+        failed, stream.is_failing = stream.is_failing, False
+        return failed
 
     def _on_ended(self, stream: Stream, value: Value) -> None:
         self._open.pop(stream.task, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import os
 import sys
 import threading
@@ -269,7 +270,7 @@ class LocalStreams:
             self.end(
                 stream,
                 describe_error(
-                    TypeError(f"it must be a generator to stream, and returned {type(value).__name__}"),
+                    ValueError(f"it must be a generator to stream, and returned {type(value).__name__}"),
                     stream.name,
                 ),
             )
@@ -295,6 +296,13 @@ class LocalStreams:
                 except StopIteration:
                     self.end(stream, None)
                 except Exception as error:
+                    if stream.call.may_retry(
+                        error
+                    ):  # from its beginning, and on behind the values that are there
+                        args, kwargs = stream.call.arguments(self._objects)
+                        again = stream.call.target(*args, **kwargs)
+                        stream.iterator = itertools.islice(again, stream.num_have, None)
+                        continue
                     self.put(stream, describe_error(error, stream.name))
                     self.end(stream, None)
 

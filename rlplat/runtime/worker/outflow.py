@@ -142,7 +142,7 @@ class Outflows:
 
 def iterator_of(values: Any, what: str) -> Any:
     if not hasattr(values, "__next__"):
-        raise TypeError(
+        raise ValueError(
             f"{what} was called with num_returns='streaming' or 'dynamic' and must return a generator, not "
             f"{type(values).__name__}"
         )

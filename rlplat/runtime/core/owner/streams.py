@@ -8,7 +8,8 @@ Rules
 2. The generator stops when `window` values have not been taken by the consumer; 0: it never does. After a retry the
    window starts at what the owner has.
 3. What the owner has got stays: a retried generator is run from its beginning, and skips as many values.
-4. An exception in the generator is its last value. A failure around it (its worker died, it was cancelled) is given
+4. An exception in the generator is its last value, unless `retry_exceptions` names it: then it runs again, as after the
+   death of its worker. A failure around it (its worker died, it was cancelled) is given
    to the consumer once, in the ref that `completed()` returns, behind the values that have come.
 5. A generator that nobody reads any more is closed at its next value.
 """
@@ -32,16 +33,21 @@ class Stream:
         self.is_ended = False
         self.has_failed = False
         """Its end is an error that the consumer has not been given."""
+        self.is_failing = False
+        """This attempt raised, and another one is to follow."""
         self.wakes: list[Callable[[Any], None]] = []
         """Of consumers in event loops."""
         self._num_told = 0
 
     def arrived(self, index: int) -> bool:
         """Whether this is the next value (rule 1); counts it."""
-        if self.is_ended or index != self.num_have:
+        if not self.is_next(index):
             return False
         self.num_have += 1
         return True
+
+    def is_next(self, index: int) -> bool:
+        return not self.is_ended and index == self.num_have
 
     def can_take(self) -> bool:
         return bool(self.ready) or self.is_ended
