@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,6 @@ from rlplat.tune.slots import room
 from rlplat.tune.space.space import Space
 from rlplat.tune.storage.address import shown
 from rlplat.tune.storage.study import Study
-from rlplat.tune.trials.shared_folder import require_shared
 from rlplat.tune.trials.trainables import TrainableKind, check_trainable
 from rlplat.tune.tuner import Tuner
 from rlplat.tune.view.table import open_view
@@ -158,3 +158,35 @@ def _open_study(spec: ExperimentSpec, directory: ExperimentDirectory, resume: bo
 def trial_seed(seed: int, number: int) -> int:
     """32 bits for trial `number` of an experiment with this seed."""
     return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
+
+
+def require_shared(folder: Path) -> None:
+    """ConfigError, naming the machines, where some do not see what this process writes into `folder`."""
+    machines = [machine for machine in rlplat.nodes() if machine["Alive"]]
+    if len(machines) == 1:
+        return
+    probe = folder / f".probe-{uuid.uuid4().hex}"
+    probe.touch()
+    try:
+        answers = {
+            machine["NodeManagerHostname"]: rlplat.remote(_sees)
+            .options(
+                num_cpus=0,
+                scheduling_strategy=rlplat.NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False),
+            )
+            .remote(str(probe))
+            for machine in machines
+        }
+        blind = [name for name, sees in answers.items() if not rlplat.get(sees)]
+    finally:
+        probe.unlink()
+    if blind:
+        raise ConfigError(
+            f"{folder} is not the same folder on {', '.join(blind)}: trials keep their checkpoints there, so that all "
+            "machines of the cluster have to share it: give --out on a file system that they share"
+        )
+
+
+def _sees(path: str) -> bool:
+    folder = os.path.dirname(path)
+    return os.path.isdir(folder) and os.path.basename(path) in os.listdir(folder)

@@ -17,10 +17,9 @@ from rlplat.errors import CheckpointError, ConfigError, RlplatError, TaskError, 
 from rlplat.rl.run.interruption import Interrupted as Signalled
 from rlplat.rl.run.interruption import Interruption
 from rlplat.tune.core import events
-from rlplat.tune.core.error_text import remote_text
 from rlplat.tune.core.experiment import Experiment
 from rlplat.tune.core.snapshot import View
-from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.core.trial import Trial, TrialState, remote_text
 from rlplat.tune.results.analysis import Analysis
 from rlplat.tune.results.directory import ExperimentDirectory
 from rlplat.tune.settings.spec import ExperimentSpec

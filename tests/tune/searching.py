@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlplat import tune
-from rlplat.tune.core.suggests import Suggests
 from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.core.verdicts import Suggests
 from rlplat.tune.search.samplers import distributions
 from rlplat.tune.search.search import Searcher, Suggestion, make_searcher
 from rlplat.tune.space.space import Space

@@ -44,7 +44,7 @@ def test_what_a_run_has_written_can_be_loaded(tmp_path: Path, backend: str) -> N
     assert sorted(reports) == [(trial, step) for trial in range(3) for step in (1, 2, 3)]
     assert len(loaded.history()) == 9
     assert yaml.safe_load((out / "best.yaml").read_text()) == {"alpha": 3, "constant": 5}
-    assert {axis.marks for axis in loaded.axes.values()} == {(1, 2, 3)}
+    assert [domain.labels for domain in loaded.domains.values()] == [(1, 3, 2)]
 
 
 def test_a_running_experiment_can_be_looked_at(tmp_path: Path, cluster: None) -> None:

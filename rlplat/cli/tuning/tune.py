@@ -299,7 +299,7 @@ def _has_option(words: Sequence[str], name: str) -> bool:
 
 
 def _last_error(analysis: Analysis) -> str:
-    from rlplat.tune.core.error_text import first_line
+    from rlplat.tune.core.trial import first_line
 
     for trial in reversed(analysis.trials):
         if said := first_line(trial.error):

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlplat.errors import ConfigError
-from rlplat.tune.core.error_text import first_line, in_few_lines
 from rlplat.tune.core.events import (
     Abort,
     Action,
@@ -47,9 +46,8 @@ from rlplat.tune.core.exploits import copy_of, reports_before_copy
 from rlplat.tune.core.readings import BadReport, check_names, listed, progress_in, rule_reached, values_in
 from rlplat.tune.core.roster import Live, Roster
 from rlplat.tune.core.snapshot import Snapshot
-from rlplat.tune.core.suggests import Suggests
-from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
-from rlplat.tune.core.verdicts import Continue, Due, Exploit, Pause, Stop, TrialScheduler, Verdict
+from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState, first_line, in_few_lines
+from rlplat.tune.core.verdicts import Continue, Due, Exploit, Pause, Stop, Suggests, TrialScheduler, Verdict
 from rlplat.tune.settings.spec import ExperimentSpec
 
 NUM_HOPELESS = 3

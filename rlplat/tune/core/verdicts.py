@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rlplat.tune.core.trial import Trial
+from rlplat.tune.space.space import Suggestion
 
 
 @dataclass(frozen=True)
@@ -101,3 +102,22 @@ class TrialScheduler:
 
     def no_more_trials(self) -> None:
         """No further `add` will come: what waits for a bracket to fill is judged with what is there."""
+
+
+class Suggests:
+    """What an experiment asks for the configs of its trials."""
+
+    num_trials: int | None
+    """How many there will be in all; None: it is not known before."""
+    notice = ""
+    """What the user should know about this searcher on this space, in a line; may be empty."""
+
+    def suggest(self, number: int) -> Suggestion | None:
+        """For trial `number`; None when the space is exhausted or `num_samples` is reached."""
+        raise NotImplementedError
+
+    def add(self, trial: Trial) -> None:
+        """It was suggested, or is in the storage of an experiment that goes on."""
+
+    def end(self, trial: Trial) -> None:
+        """`trial.state` has ended."""

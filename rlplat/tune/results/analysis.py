@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import ConfigError, MissingExtra, RlplatError
 from rlplat.paths import expanded
-from rlplat.tune.core.error_text import last_line
-from rlplat.tune.core.ranking import split_at_front
-from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.core.roster import split_at_front
+from rlplat.tune.core.trial import Trial, TrialState, last_line
 from rlplat.tune.results.importance import Importance, importances
 from rlplat.tune.results.lines import OWN_COLUMNS, holding, metric_columns, read_reports, trial_row
 

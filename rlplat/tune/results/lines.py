@@ -21,8 +21,7 @@ from typing import Any
 
 from rlplat.errors import ConfigError
 from rlplat.metrics import Appender, CsvWriter, replace_file
-from rlplat.tune.core.error_text import last_line
-from rlplat.tune.core.trial import Trial
+from rlplat.tune.core.trial import Trial, last_line
 
 OWN_COLUMNS = ("trial", "state", "step", "progress", "run_s", "failures", "error")
 """Of a table with a row per trial; params follow as `config/<dotted name>`, then the metrics by their own names."""

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
+from rlplat.tune.core.verdicts import Suggests
 from rlplat.tune.search.history import Outcome, Recorded
-from rlplat.tune.search.random_numbers import trial_rng
 from rlplat.tune.space.domains import Domain
 from rlplat.tune.space.ranges import Range
-from rlplat.tune.space.space import Space, Suggestion
+from rlplat.tune.space.space import Space, Suggestion, trial_rng
 
 if TYPE_CHECKING:
     from cmaes import CMA
 
 
-class EvolutionSearch:
+class EvolutionSearch(Suggests):
     """population_size: trials of a generation (4 + 3 ln d). sigma: the first standard deviation, as a share of each
     range. The first mean is the middle, or, with earlier trials, fitted to the best tenth of them (WS-CMA-ES, Nomura
     et al. 2021, arXiv 2012.06932)."""
@@ -52,7 +52,7 @@ class EvolutionSearch:
         others = [name for name in space.domains if name not in self._axes and name not in space.grid_axes]
         self.notice = f"draws {', '.join(others)} at random" if others else ""
         self._space, self._recorded, self._seed, self._total = space, recorded, seed, num_trials
-        self.add, self.end = recorded.add, recorded.end
+        self.add, self.end = recorded.add, recorded.end  # type: ignore[method-assign]
         self._cma = self._open(population_size, sigma, earlier)
         self._population: dict[int, Outcome] = {}
         """Those that have ended, of the generation that is being made, by number."""

@@ -13,17 +13,14 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
-from rlplat.tune.core.trial import Trial
-from rlplat.tune.search.random_numbers import trial_rng
+from rlplat.tune.core.verdicts import Suggests
 from rlplat.tune.space.domains import Domain
-from rlplat.tune.space.space import Space, Suggestion
+from rlplat.tune.space.space import Space, Suggestion, trial_rng
 
 _SCRAMBLE, _SHIFT = 1, 2  # so that these random numbers are no other's
 
 
-class QuasiRandomSearch:
-    notice = ""
-
+class QuasiRandomSearch(Suggests):
     def __init__(
         self, space: Space, *, seed: int, num_trials: int, sequence: str = "sobol", scramble: bool = True
     ) -> None:
@@ -53,12 +50,6 @@ class QuasiRandomSearch:
             return grid[name] if name in grid else domain.at(float(point[self._axes[name]]))
 
         return self._space.draw(choose, trial_rng(self._seed, number))
-
-    def add(self, trial: Trial) -> None:
-        pass
-
-    def end(self, trial: Trial) -> None:
-        pass
 
     def _point(self, index: int, grid_index: int) -> np.ndarray:
         if index != self._at:

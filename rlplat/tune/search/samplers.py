@@ -24,13 +24,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
-from rlplat.tune.core.error_text import first_line
-from rlplat.tune.core.trial import Trial
+from rlplat.tune.core.trial import Trial, first_line
+from rlplat.tune.core.verdicts import Suggests
 from rlplat.tune.search.history import History, Outcome, Recorded
-from rlplat.tune.search.random_numbers import trial_rng
 from rlplat.tune.space.domains import Domain, Options
 from rlplat.tune.space.ranges import Normal, Range
-from rlplat.tune.space.space import Space, Suggestion
+from rlplat.tune.space.space import Space, Suggestion, trial_rng
 from rlplat.tune.storage.address import is_url, shown
 
 try:
@@ -132,7 +131,7 @@ def make_sampler(name: str, options: Mapping[str, Any]) -> MakeSampler:
     return make
 
 
-class ModelSearch:
+class ModelSearch(Suggests):
     """One of Optuna's samplers; grids are walked through, what the sampler cannot say yet is drawn at random."""
 
     def __init__(
@@ -148,7 +147,7 @@ class ModelSearch:
             [] if conditional else [name for name in conditions if conditions[name] and name not in grids]
         )
         self.notice = f"draws {', '.join(left_out)} at random" if left_out else ""
-        self.add, self.end = recorded.add, recorded.end
+        self.add, self.end = recorded.add, recorded.end  # type: ignore[method-assign]
         self._space, self._recorded, self._make = space, recorded, make
         self._total, self._seed = num_trials, seed
         self._frozen = Frozen(space, maximize)
@@ -408,7 +407,7 @@ def _studies_of(place: str) -> list[tuple[str, list[StudyDirection], list[Frozen
 
 def _database(url: str, stack: contextlib.ExitStack) -> optuna.storages.RDBStorage:
     """Read only: no table is made. Closed by the stack."""
-    from rlplat.tune.storage.postgres import Server
+    from rlplat.tune.storage.database import Server
 
     server = Server(url, say=lambda text: None)
     try:

@@ -21,11 +21,9 @@ from typing import Any
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
-from rlplat.tune.core.suggests import Suggests
-from rlplat.tune.core.trial import Trial
-from rlplat.tune.search.random_numbers import trial_rng
+from rlplat.tune.core.verdicts import Suggests
 from rlplat.tune.space.domains import Domain, Grid, Options
-from rlplat.tune.space.space import Space, Suggestion
+from rlplat.tune.space.space import Space, Suggestion, trial_rng
 
 __all__ = ["Searcher", "Suggestion", "Suggests", "make_searcher", "number_of_trials"]
 
@@ -195,10 +193,8 @@ def number_of_trials(space: Space, num_samples: int, limit: int = MAX_TRIALS) ->
     return total
 
 
-class RandomSearch:
+class RandomSearch(Suggests):
     """Grids in full, everything else at random; the same time and no memory per suggestion, however many."""
-
-    notice = ""
 
     def __init__(self, space: Space, num_trials: int, seed: int) -> None:
         self.num_trials: int | None = num_trials
@@ -215,21 +211,15 @@ class RandomSearch:
 
         return self._space.draw(choose, rng)
 
-    def add(self, trial: Trial) -> None:
-        pass
 
-    def end(self, trial: Trial) -> None:
-        pass
-
-
-class WithPoints:
+class WithPoints(Suggests):
     """Points that the user wants tried first, then a searcher; the points are trials like others and count."""
 
     def __init__(
         self, searcher: Suggests, space: Space, points: Sequence[Mapping[str, Any]], seed: int
     ) -> None:
         self.num_trials, self.notice = searcher.num_trials, searcher.notice
-        self.add, self.end = searcher.add, searcher.end
+        self.add, self.end = searcher.add, searcher.end  # type: ignore[method-assign]
         self._searcher, self._space, self._seed = searcher, space, seed
         self._points = [_named(point, space, index) for index, point in enumerate(points)]
 

@@ -27,8 +27,7 @@ from rlplat.config import Layer, closest, load_yaml, resolve
 from rlplat.config_sources import KeyPath, put
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
-from rlplat.tune.settings.own_code import with_code_found
-from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.settings.spec import ExperimentSpec, with_code_found
 from rlplat.tune.space.space import is_domain
 
 SAVED_AS = "experiment.yaml"

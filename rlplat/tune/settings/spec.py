@@ -21,16 +21,16 @@ import rlplat
 from rlplat.config import closest
 from rlplat.errors import ConfigError, InfeasibleResources
 from rlplat.paths import expanded, user_path
-from rlplat.rl.user_code import located
+from rlplat.rl.user_code import finder, located, renamed_in_space
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
 from rlplat.tune.search.search import Searcher
-from rlplat.tune.settings.own_code import with_code_renamed
 from rlplat.tune.storage.address import problem_of, shown
 
 if TYPE_CHECKING:
     from rlplat.tune.space.domains import Domain
     from rlplat.tune.space.space import Space
+
 
 Mode = Literal["max", "min"]
 Made = TypeVar("Made")
@@ -384,3 +384,33 @@ def trainable_name(trainable: Any) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def with_code_renamed(settings: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """An experiment's settings with another name for every file of code: of the trainable, in the config."""
+    values = dict(settings)
+    if isinstance(trainable := values.get("trainable"), str):
+        values["trainable"] = rename(trainable)
+    if isinstance(config := values.get("config"), dict):
+        values["config"] = renamed_in_space(config, rename)
+    return values
+
+
+def with_code_found(saved: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], list[str]]:
+    """(the settings in an experiment.yaml with the files where they are now, a line each about what has changed)."""
+    settings = {key: value for key, value in saved.items() if key != "code"}
+    if (recorded := saved.get("code")) is None:  # an experiment of before: its names are from here
+        return with_code_renamed(settings, located), []
+    rename, notes = finder(names_of_code(settings), recorded, directory)
+    return with_code_renamed(settings, rename), notes
+
+
+def names_of_code(settings: Mapping[str, Any]) -> list[str]:
+    names: list[str] = []
+
+    def note(name: str) -> str:
+        names.append(name)
+        return name
+
+    with_code_renamed(settings, note)
+    return names

@@ -141,3 +141,8 @@ class Space:
                 raise ConfigError(f"parameter '{name}': {error}") from None
 
         return self.draw(given, rng)
+
+
+def trial_rng(seed: int, number: int) -> np.random.Generator:
+    """The random numbers of a trial's suggestion."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, number))))

@@ -24,10 +24,9 @@ from rich.live import Live
 from rich.text import Text
 
 from rlplat.durations import duration_text
-from rlplat.tune.core.snapshot import Snapshot
+from rlplat.tune.core.snapshot import Snapshot, View, counts_text, ended, short_names, value_text
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.view.child_output import ChildOutput
-from rlplat.tune.view.texts import counts_text, ended, short_names, value_text
 
 DRAW_PERIOD_S = 0.25
 _LONGEST_CELL = 32
@@ -42,7 +41,7 @@ _STYLES = {
 }
 
 
-class LiveTable:
+class LiveTable(View):
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_s = clock()

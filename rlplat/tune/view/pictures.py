@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlplat.errors import MissingExtra
+from rlplat.tune.core.snapshot import short_names
 from rlplat.tune.core.trial import Trial
 from rlplat.tune.results.analysis import Analysis
 from rlplat.tune.search.samplers import as_study
-from rlplat.tune.view.texts import short_names
 
 _DPI = 130
 _MOST_AXES = 14

@@ -6,11 +6,9 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
-from rlplat.tune.core.snapshot import Snapshot, View
-from rlplat.tune.view.texts import counts_text, ended, params_text, values_text
+from rlplat.tune.core.snapshot import Snapshot, View, counts_text, ended, params_text, values_text
 
 LINE_PERIOD_S = 10.0
 BEST_PERIOD_S = 1.0
@@ -20,7 +18,7 @@ def open_view(progress: bool = True, stream: TextIO | None = None) -> View:
     """progress: False for silence. stream: None for stderr."""
     stream = stream or sys.stderr
     if not progress:
-        return Silent()
+        return View()
     if stream.isatty() and _has_a_size(stream) and os.environ.get("TERM", "") not in ("", "dumb"):
         from rich.console import Console
 
@@ -38,29 +36,7 @@ def _has_a_size(stream: TextIO) -> bool:
         return True
 
 
-class Silent:
-    """`progress=False`: results are in the directory."""
-
-    def taking_output(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def finish(self) -> None:
-        pass
-
-    def is_due(self) -> bool:
-        return False
-
-    def show(self, snapshot: Snapshot) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-    def close(self, snapshot: Snapshot | None) -> None:
-        pass
-
-
-class PlainLines:
+class PlainLines(View):
     """A line every ten seconds, one when another trial is the best (at most one a second), and a last one."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,12 +44,6 @@ class PlainLines:
         self._next_s = clock() + LINE_PERIOD_S
         self._next_best_s = clock()
         self._best: int | None = None
-
-    def taking_output(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def finish(self) -> None:
-        pass
 
     def is_due(self) -> bool:
         return self._clock() >= min(self._next_s, self._next_best_s)

@@ -21,7 +21,7 @@ import optuna
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.core.trial import TrialState
-from rlplat.tune.storage import database, postgres
+from rlplat.tune.storage import database
 from rlplat.tune.storage.address import shown
 from rlplat.tune.storage.study import Study
 from tests.patience import soon
@@ -209,7 +209,7 @@ def test_a_server_that_starts_anew_is_waited_for_and_nothing_is_lost(
     trial.last = {}
     assert Study.read(own_server.url, "demo")[0] == trial
 
-    monkeypatch.setattr(postgres, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(database, "PATIENCE_S", 0.3)
     own_server.stop()  # and stays away
     with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{own_server.port}.*waited for 0.3 s.*--resume"):
         begin(study, 5)
@@ -254,7 +254,7 @@ def stop_once(server: PostgresServer, moment: str, patch: pytest.MonkeyPatch) ->
     """The server stops at the first call of "before Class.method", or after it."""
     when, _, place = moment.partition(" ")
     owner_name = place.partition(".")[0]
-    owner = getattr(database, owner_name, None) or getattr(postgres, owner_name)
+    owner = getattr(database, owner_name)
     function = getattr(owner, place.partition(".")[2])
     calls = 0
 
@@ -275,8 +275,8 @@ def stop_once(server: PostgresServer, moment: str, patch: pytest.MonkeyPatch) ->
 def test_a_server_that_hangs_is_waited_for_too(
     own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "REPLY_S", 0.3)
-    monkeypatch.setattr(postgres, "CONNECT_S", 2)
+    monkeypatch.setattr(database, "REPLY_S", 0.3)
+    monkeypatch.setattr(database, "CONNECT_S", 2)
     said: list[str] = []
     study = Study.open(own_server.url, "demo", ["max"], resume=False, say=said.append)
     run_trial(study, 0)
@@ -288,7 +288,7 @@ def test_a_server_that_hangs_is_waited_for_too(
         assert soon(lambda: said)
     finally:
         own_server.signal_all(signal.SIGCONT)
-    monkeypatch.setattr(postgres, "REPLY_S", 20)
+    monkeypatch.setattr(database, "REPLY_S", 20)
     waiting.join()
     study.close()
     assert len(Study.read(own_server.url, "demo")) == 2
@@ -297,7 +297,7 @@ def test_a_server_that_hangs_is_waited_for_too(
 def test_a_server_that_cannot_be_reached_is_named(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "CONNECT_S", 2)
+    monkeypatch.setattr(database, "CONNECT_S", 2)
 
     def refusal(url: str) -> str:
         began = time.monotonic()

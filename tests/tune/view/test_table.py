@@ -13,12 +13,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from rlplat.tune.core.snapshot import Snapshot
+from rlplat.tune.core.snapshot import Snapshot, View, params_text, short_names
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.view.child_output import ChildOutput
 from rlplat.tune.view.live_table import LiveTable, last_picture, picture
-from rlplat.tune.view.table import PlainLines, Silent, open_view
-from rlplat.tune.view.texts import params_text, short_names
+from rlplat.tune.view.table import PlainLines, open_view
 from tests.patience import soon
 
 _PRINTS = "import sys; [print(line, end='', file=sys.stderr, flush=True) for line in sys.stdin]"
@@ -234,7 +233,7 @@ def test_plain_lines_come_every_ten_seconds_and_with_each_new_best() -> None:
 
 def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     view = open_view(progress=False)
-    assert isinstance(view, Silent) and not view.is_due()
+    assert type(view) is View and not view.is_due()
     view.show(a_snapshot(1, 1))
     view.say("x")
     view.close(None)

@@ -8,8 +8,8 @@ import pytest
 
 import rlplat
 from rlplat.errors import ConfigError
-from rlplat.tune.trials import shared_folder
-from rlplat.tune.trials.shared_folder import require_shared
+from rlplat.tune import run_experiment
+from rlplat.tune.run_experiment import require_shared
 
 
 def test_machines_that_do_not_see_the_folder_are_named(
@@ -17,7 +17,7 @@ def test_machines_that_do_not_see_the_folder_are_named(
 ) -> None:
     rlplat.init(backend="inproc", num_cpus=1)
     try:
-        monkeypatch.setattr(shared_folder, "_sees", lambda path: False)
+        monkeypatch.setattr(run_experiment, "_sees", lambda path: False)
         require_shared(tmp_path)  # one machine has its own folders
         monkeypatch.undo()
         (here,) = rlplat.nodes()
@@ -25,7 +25,7 @@ def test_machines_that_do_not_see_the_folder_are_named(
         machines.append(here | {"NodeManagerHostname": "gone", "Alive": False})
         monkeypatch.setattr(rlplat, "nodes", lambda: machines)
         require_shared(tmp_path)  # both see it
-        monkeypatch.setattr(shared_folder, "_sees", lambda path: False)
+        monkeypatch.setattr(run_experiment, "_sees", lambda path: False)
         with pytest.raises(ConfigError, match=r"is not the same folder on first, second: .*--out"):
             require_shared(tmp_path)
         assert list(tmp_path.iterdir()) == []
