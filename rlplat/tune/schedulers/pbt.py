@@ -351,9 +351,9 @@ def mutated(
             return mutation.sample(rng)
         factor = factors[int(rng.integers(len(factors)))]
         changed = mutation.clip(value * factor)
-        if changed == value and (mutation.is_integer or mutation.quantum):  # too small a change for its steps
+        if changed == value and (mutation.is_integer or mutation.q):  # too small a change for its steps
             up = (factor > 1) == (value > 0)
-            changed = mutation.clip(value + (mutation.quantum or 1) * (1 if up else -1))
+            changed = mutation.clip(value + (mutation.q or 1) * (1 if up else -1))
         return changed
     try:
         return own.clip(mutation(value, rng))

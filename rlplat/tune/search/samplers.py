@@ -75,8 +75,8 @@ def distribution(domain: Domain) -> BaseDistribution:
         return FloatDistribution(domain.clip(domain.low), domain.top)  # a model is asked for its share
     if domain.is_integer:
         return IntDistribution(int(domain.low), int(domain.top), log=domain.is_log)
-    if domain.quantum is not None and not domain.is_log:
-        return FloatDistribution(domain.low, domain.top, step=domain.quantum)
+    if domain.q is not None and not domain.is_log:
+        return FloatDistribution(domain.low, domain.top, step=domain.q)
     return FloatDistribution(domain.low, domain.top, log=domain.is_log)  # qloguniform: rounded by `clip`
 
 

@@ -159,7 +159,7 @@ class Parser:
             return self._domain(_OPTIONS[name](tuple(inner)), name, place)
         takes = [item.name for item in fields(_RANGES[name])]
         if len(inner) != len(takes):
-            self.complain(place, f"{text}: {name} takes [{', '.join(takes).replace('quantum', 'step')}]")
+            self.complain(place, f"{text}: {name} takes [{', '.join(takes)}]")
             return Constant(None)
         return self._domain(_RANGES[name](*inner), name, place)
 

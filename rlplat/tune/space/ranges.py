@@ -16,7 +16,7 @@ can search each of these.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -35,7 +35,7 @@ class Range(Domain):
     """Nothing is below `low` or above `high`; whether `high` itself is in it, `top` says."""
     is_log = False
     is_integer = False
-    quantum: float | None = None
+    q: float | None = None
 
     @property
     def is_ordered(self) -> bool:
@@ -48,8 +48,8 @@ class Range(Domain):
 
     @property
     def arguments(self) -> tuple[float, ...]:
-        """With which it was made: (low, high) or (low, high, quantum), of a normal one mean and deviation."""
-        raise NotImplementedError
+        """With which it was made: (low, high) or (low, high, q), of a normal one mean and deviation."""
+        return astuple(self)
 
     @property
     def usual_ends(self) -> tuple[float, float]:
@@ -86,10 +86,6 @@ class _Interval(Range):
         return ""
 
     @property
-    def arguments(self) -> tuple[float, ...]:
-        return (self.low, self.high) if self.quantum is None else (self.low, self.high, self.quantum)
-
-    @property
     def edges(self) -> tuple[float, float]:
         """Where the first value's share begins and the last one's ends."""
         return self.low, self.high
@@ -111,23 +107,25 @@ class _Interval(Range):
 
 
 class Uniform(_Interval):
-    pass
+    """A float, low <= x < high."""
 
 
 class LogUniform(_Interval):
+    """A float, low <= x < high, whose logarithm is uniform; 0 < low."""
+
     is_log = True
 
 
 @dataclass(frozen=True)
 class QUniform(_Interval):
-    """low, low + quantum, low + 2 quantum, ...: up to high, if it is one of them."""
+    """low, low + q, low + 2 q, ...: up to high, if it is one of them, each as likely."""
 
-    quantum: float = 1.0
+    q: float = field()
 
     @property
     def steps(self) -> int:
         """How many there are beyond `low`."""
-        return math.floor((self.high - self.low) / self.quantum + 1e-9)
+        return math.floor((self.high - self.low) / self.q + 1e-9)
 
     @cached_property
     def top(self) -> float:
@@ -136,29 +134,31 @@ class QUniform(_Interval):
     def problem(self) -> str:
         if found := super().problem():
             return found
-        if found := _no_step(self.quantum):
+        if found := _no_step(self.q):
             return found
-        if self.quantum > self.high - self.low:
-            return f"the step {self.quantum:g} is larger than the range"
+        if self.q > self.high - self.low:
+            return f"the step {self.q:g} is larger than the range"
         return ""
 
     @property
     def edges(self) -> tuple[float, float]:
-        half = self.quantum / 2  # each value has its step's share of the range, the ends included
+        half = self.q / 2  # each value has its step's share of the range, the ends included
         return max(self.low - half, self.low / 2) if self.is_log else self.low - half, self.top + half
 
     def clip(self, value: Any) -> float:
         inside = min(max(float(_number(value)), self.low), self.high)
-        step = min(round((inside - self.low) / self.quantum), self.steps)
-        return _plain(self.low + step * self.quantum)
+        step = min(round((inside - self.low) / self.q), self.steps)
+        return _plain(self.low + step * self.q)
 
 
 class QLogUniform(QUniform):
+    """The values of `quniform`, as likely as their share of the logarithmic range."""
+
     is_log = True
 
 
 class RandInt(_Interval):
-    """Integers, low <= x < high."""
+    """An integer, low <= x < high, as Ray and numpy have it; random.randint has both ends."""
 
     is_integer = True
 
@@ -193,11 +193,15 @@ class RandInt(_Interval):
 
 
 class LogRandInt(RandInt):
+    """An integer, low <= x < high; as likely to be in [1, 10) as in [10, 100)."""
+
     is_log = True
 
 
 @dataclass(frozen=True)
 class Normal(Range):
+    """A float from the normal distribution; Ray's `randn(mean, sd)`."""
+
     mean: float
     deviation: float
 
@@ -223,10 +227,6 @@ class Normal(Range):
         return self.clip(self.high)
 
     @property
-    def arguments(self) -> tuple[float, ...]:
-        return self.mean, self.deviation
-
-    @property
     def usual_ends(self) -> tuple[float, float]:
         """Of 1,000 draws 997 are in there."""
         return self.mean - 3 * self.deviation, self.mean + 3 * self.deviation
@@ -244,21 +244,19 @@ class Normal(Range):
 
 @dataclass(frozen=True)
 class QNormal(Normal):
-    quantum: float = 1.0
+    """The same, rounded to a multiple of q; Ray's `qrandn(mean, sd, q)`."""
+
+    q: float = field()
 
     def problem(self) -> str:
-        if found := super().problem() or _no_step(self.quantum):
+        if found := super().problem() or _no_step(self.q):
             return found
-        if self.quantum > self.high - self.low:
-            return f"the step {self.quantum:g} is larger than all that is drawn ({REACH:g} deviations to each side)"
+        if self.q > self.high - self.low:
+            return f"the step {self.q:g} is larger than all that is drawn ({REACH:g} deviations to each side)"
         return ""
 
-    @property
-    def arguments(self) -> tuple[float, ...]:
-        return self.mean, self.deviation, self.quantum
-
     def clip(self, value: Any) -> float:
-        return _plain(round(super().clip(value) / self.quantum) * self.quantum)
+        return _plain(round(super().clip(value) / self.q) * self.q)
 
 
 def _number(value: Any) -> float:
@@ -282,46 +280,10 @@ def _not_finite(**numbers: Any) -> str:
     return ""
 
 
-def _no_step(quantum: Any) -> str:
-    is_good = is_number(quantum) and 0 < quantum < math.inf
-    return "" if is_good else f"the step between two values is {quantum!r}, not a positive number"
+def _no_step(q: Any) -> str:
+    is_good = is_number(q) and 0 < q < math.inf
+    return "" if is_good else f"the step between two values is {q!r}, not a positive number"
 
 
-def uniform(low: float, high: float) -> Uniform:
-    """A float, low <= x < high."""
-    return Uniform(low, high)
-
-
-def loguniform(low: float, high: float) -> LogUniform:
-    """A float, low <= x < high, whose logarithm is uniform; 0 < low."""
-    return LogUniform(low, high)
-
-
-def quniform(low: float, high: float, q: float) -> QUniform:
-    """low, low + q, low + 2 q, ... up to high itself, each as likely."""
-    return QUniform(low, high, q)
-
-
-def qloguniform(low: float, high: float, q: float) -> QLogUniform:
-    """The values of `quniform`, as likely as their share of the logarithmic range."""
-    return QLogUniform(low, high, q)
-
-
-def randint(low: int, high: int) -> RandInt:
-    """An integer, low <= x < high, as Ray and numpy have it; random.randint has both ends."""
-    return RandInt(low, high)
-
-
-def lograndint(low: int, high: int) -> LogRandInt:
-    """An integer, low <= x < high; as likely to be in [1, 10) as in [10, 100)."""
-    return LogRandInt(low, high)
-
-
-def normal(mean: float, deviation: float) -> Normal:
-    """A float from the normal distribution; Ray's `randn(mean, sd)`."""
-    return Normal(mean, deviation)
-
-
-def qnormal(mean: float, deviation: float, q: float) -> QNormal:
-    """The same, rounded to a multiple of q; Ray's `qrandn(mean, sd, q)`."""
-    return QNormal(mean, deviation, q)
+uniform, loguniform, quniform, qloguniform = Uniform, LogUniform, QUniform, QLogUniform
+randint, lograndint, normal, qnormal = RandInt, LogRandInt, Normal, QNormal

@@ -390,7 +390,7 @@ def test_values_are_plain():
         (tune.qnormal(0, 1, 20), "the step 20 is larger than all that is drawn"),
         (tune.qnormal(0, 0, 1), "the standard deviation is 0"),
         ({"normal": [0]}, r"normal: \[0\]: normal takes \[mean, deviation\]"),
-        ({"qnormal": [0, 1]}, r"qnormal takes \[mean, deviation, step\]"),
+        ({"qnormal": [0, 1]}, r"qnormal takes \[mean, deviation, q\]"),
         ({"randn": [0, 1]}, "there is no domain 'randn'; did you mean 'normal'"),
         (tune.choice([]), "nothing to choose from"),
         (tune.grid([]), "nothing to choose from"),
@@ -402,7 +402,7 @@ def test_values_are_plain():
         (tune.choice([tune.sample_from(len)]), "an option cannot be a sample_from"),
         (tune.sample_from(3), "3 cannot be called"),
         ({"uniform": [1]}, r"uniform: \[1\]: uniform takes \[low, high\]"),
-        ({"quniform": [0, 1]}, r"quniform takes \[low, high, step\]"),
+        ({"quniform": [0, 1]}, r"quniform takes \[low, high, q\]"),
         ({"uniform": 3}, "uniform takes a list"),
         (
             {"uniform": [0, 1], "grid": [3]},
