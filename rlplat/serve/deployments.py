@@ -42,6 +42,12 @@ class DeploymentOptions:
     health_check_timeout_s: float = 30.0
     """One that gives no answer for so long is ended and replaced; so is one whose `check_health` raises three times in
     a row, and one whose thread is blocked by a `def` for longer than this and request_timeout_s."""
+    max_body_bytes: int = 64 << 20
+    """Of a request over HTTP, and of a message of a WebSocket up to 16 MiB: 413, close code 1009."""
+    max_held_bytes: int = 128 << 20
+    """Of all bodies and messages together that a replica holds: 503 with Retry-After, close code 1013."""
+    max_connections: int = 4096
+    """Of a replica; those beyond wait to be accepted."""
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     resources: dict[str, float] = field(default_factory=dict)
@@ -54,10 +60,15 @@ class DeploymentOptions:
 
     def __post_init__(self) -> None:
         require_types(self)
-        if self.num_replicas < 1:
-            raise ConfigError(f"num_replicas is 1 or more, not {self.num_replicas}")
-        if self.max_concurrency < 1:
-            raise ConfigError(f"max_concurrency is 1 or more, not {self.max_concurrency}")
+        for name in (
+            "num_replicas",
+            "max_concurrency",
+            "max_body_bytes",
+            "max_held_bytes",
+            "max_connections",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is 1 or more, not {getattr(self, name)}")
         if self.max_queued < 0:
             raise ConfigError(f"max_queued is 0 or more, not {self.max_queued}")
         for name in (

@@ -254,3 +254,26 @@ class Stuck:
 
     def pid(self) -> int:
         return os.getpid()
+
+
+@serve.deployment
+class Sizes:
+    """Says how many bytes it was sent."""
+
+    def asgi(self) -> Any:
+        from starlette.applications import Starlette
+        from starlette.responses import JSONResponse
+        from starlette.routing import Route, WebSocketRoute
+
+        async def size(request: Any) -> Any:
+            return JSONResponse(len(await request.body()))
+
+        async def read(socket: Any) -> None:
+            await socket.accept()
+            async for _ in socket.iter_bytes():
+                pass
+
+        return Starlette(routes=[Route("/", size, methods=["GET", "POST"]), WebSocketRoute("/", read)])
+
+    def pid(self) -> int:
+        return os.getpid()

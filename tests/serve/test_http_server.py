@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,13 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from starlette.responses import StreamingResponse
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from rlplat.serve.deployments import DeploymentOptions
+from rlplat.serve.http.connection import State, WebSocketConnection
+from rlplat.serve.http.held import Held
 from rlplat.serve.http.requests import application
 from rlplat.serve.http.server import HttpServer
 from rlplat.serve.listening import ListeningSocket
@@ -262,6 +269,241 @@ def test_a_timeout_that_is_no_number_is_refused(value: str) -> None:
     assert text.startswith("HTTP/1.1 400") and "expected a positive number of seconds" in text
 
 
+# ---------------------------------------------------------------- bounds (docs/serving.md has the table)
+
+
+HEADS = {
+    "many lines": [get(*(f"x-{n}: 1" for n in range(100_000)))],
+    "a long line": [get("x: " + 70_000 * "a")],
+    "a long address": [get().replace(b"/ ", b"/" + 70_000 * b"a" + b" ")],
+    "a value without an end": [b"GET / HTTP/1.1\r\nx: ", *[1000 * b"a"] * 70],
+    "trailers": [
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n",
+        100_000 * b"x: 1\r\n",
+    ],
+}
+
+
+@pytest.mark.parametrize("parts", HEADS.values(), ids=HEADS)
+def test_a_head_that_is_too_large_is_a_431(parts: list[bytes]) -> None:
+    async def main() -> list[bytes]:
+        async with connection(never) as (protocol, transport):
+            for part in parts:
+                if not transport.is_closed:
+                    protocol.data_received(part)
+            assert transport.is_closed
+            return transport.writes
+
+    [answer] = asyncio.run(main())
+    assert answer.startswith(b"HTTP/1.1 431 ") and b"at most 128 headers and 65536 bytes" in answer
+
+
+@contextlib.asynccontextmanager
+async def connection(served: Any, **options: Any) -> AsyncIterator[tuple[Any, Transport]]:
+    """Of a client with a server of its own."""
+    listening, transport = ListeningSocket("127.0.0.1", 0), Transport()
+    with ThreadPoolExecutor(1) as executor:
+        server = HttpServer(
+            served, Gate("m", 10, 10), DeploymentOptions(**options), "", executor, Metrics("m-0"), no_metrics
+        )
+        await server.start(listening.door)
+        protocol = server._protocol()
+        protocol.connection_made(transport)
+        yield protocol, transport
+        protocol.connection_lost(None)
+        await asyncio.sleep(0)
+        await server.stop(0.0)
+        assert server._state.held.num_bytes == 0
+    listening.close()
+
+
+POST = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "later", [b"GET / HT", POST + b"a"], ids=["half of a head", "the rest of a body that was answered"]
+)
+def test_a_connection_that_is_half_open_is_closed_though_it_had_requests(
+    later: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlplat.serve.http import connection as module
+
+    monkeypatch.setattr(module, "HALF_OPEN_S", 0.02)
+
+    async def main() -> None:
+        async with connection(hello) as (protocol, transport):
+            for request in (get(), get()[:9], get()[9:]):
+                protocol.data_received(request)
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.04)
+            assert not transport.is_closed and len(transport.writes) == 2
+            protocol.data_received(later)
+            for _ in range(20):
+                await asyncio.sleep(0.004)
+                if not transport.is_closed:
+                    protocol.data_received(b"a")  # a trickle is no excuse
+            assert transport.is_closed
+
+    asyncio.run(main())
+
+
+def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlplat.serve.http import connection as module
+
+    monkeypatch.setattr(module, "UNREAD_S", 0.01)
+
+    async def main() -> None:
+        async with connection(never) as (protocol, transport):
+            aborted = asyncio.Event()
+            transport.abort = aborted.set  # type: ignore[method-assign]
+            protocol.pause_writing()
+            protocol.resume_writing()
+            await asyncio.sleep(0.02)
+            assert not aborted.is_set(), "it has read"
+            protocol.pause_writing()
+            await asyncio.wait_for(aborted.wait(), 5)
+
+    asyncio.run(main())
+
+
+async def size_of(request: Any) -> int:
+    return len(await request.body())
+
+
+class Asgi:
+    """As a framework does it: what its own code raises becomes its own 500."""
+
+    def asgi(self) -> Any:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "lifespan":
+                return
+            status, body = 200, b""
+            while True:
+                message = await receive()
+                body += message.get("body", b"")
+                if message["type"] == "http.disconnect":
+                    status = 500
+                if not message.get("more_body"):
+                    break
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"%d" % len(body)})
+
+        return app
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("served", [size_of, Asgi()])
+def test_a_body_has_a_limit_and_all_of_them_together(served: Any) -> None:
+    chunk = b"64\r\n" + 100 * b"a" + b"\r\n"
+    for body, options, status in (
+        (10 * [chunk], {"max_body_bytes": 999}, 413),
+        (10 * [chunk], {"max_body_bytes": 1000}, 200),
+        (10 * [chunk], {"max_held_bytes": 999}, 503),
+        (10 * [chunk], {"max_held_bytes": 1000}, 200),
+    ):
+        answer = b"".join(writes(served, CHUNKED, later=[*body, b"0\r\n\r\n"], **options).writes)
+        assert answer.startswith(b"HTTP/1.1 %d " % status), (options, answer)
+        assert (b"retry-after: 1" in answer) == (status == 503)
+    answer = b"".join(writes(served, POST, max_body_bytes=999).writes)
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"larger than 999 bytes (max_body_bytes)" in answer
+
+
+FLOODS = {
+    "pings": (1008, 300 * b"\x89\x80\0\0\0\0"),
+    "pongs": (1008, 300 * b"\x8a\x80\0\0\0\0"),
+    "empty texts": (1008, 300 * b"\x81\x80\0\0\0\0"),
+    "empty fragments": (1008, b"\x01\x80\0\0\0\0" + 300 * b"\x00\x80\0\0\0\0"),
+    "tiny fragments": (1013, b"\x01\x81\0\0\0\0a" + 100 * b"\x00\x81\0\0\0\0a" + b"\x00\x81"),
+    "half a message": (1013, b"\x82\xfe\x0f\xff\0\0\0\0" + 2500 * b"a"),
+    "a long message": (1009, b"\x82\xfe\x0f\xff\0\0\0\0"),
+}
+
+
+@pytest.mark.parametrize(("code", "flood"), FLOODS.values(), ids=FLOODS)
+def test_a_web_socket_that_floods_is_closed_with_the_reason(code: int, flood: bytes) -> None:
+    async def main() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "websocket.accept"})
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+
+        transport, state = SteeredTransport(), State(Held(2500 if code == 1013 else 10**6))
+        config = Config(
+            app, ws=WebSocketConnection, log_config=None, ws_max_size=4000 if code == 1009 else 5000
+        )
+        config.load()
+        socket: Any = WebSocketConnection(config, state, {})
+        socket.connection_made(transport)
+        socket.data_received(UPGRADE)
+        while not transport.writes:
+            await asyncio.sleep(0)
+        for start in range(0, len(flood), 500):
+            if not transport.is_closed:
+                socket.data_received(flood[start : start + 500])
+                await asyncio.sleep(0)
+        assert transport.is_closed and code.to_bytes(2, "big") in b"".join(transport.writes[1:])
+        socket.connection_lost(None)
+        assert state.held.num_bytes == 0
+        await next(iter(socket.tasks))
+
+    asyncio.run(main())
+
+
+def test_a_web_socket_takes_turns_with_others() -> None:
+    """Of many messages that have arrived each is handled in a turn of its own."""
+
+    async def main() -> None:
+        turns: list[str] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "websocket.accept"})
+            while (await receive())["type"] != "websocket.disconnect":
+                turns.append("message")
+
+        config = Config(app, ws=WebSocketConnection, log_config=None)
+        config.load()
+        socket: Any = WebSocketConnection(config, State(Held(10**6)), {})
+        socket.connection_made(SteeredTransport())
+        socket.data_received(UPGRADE)
+        while not socket.handshake_complete:
+            await asyncio.sleep(0)
+        socket.data_received(50 * b"\x82\x81\0\0\0\0a")
+        while turns.count("message") < 50:
+            await asyncio.sleep(0)
+            turns.append("other")
+        assert turns.count("other") >= 49
+        socket.connection_lost(None)
+        await next(iter(socket.tasks))
+
+    asyncio.run(main())
+
+
+def test_uvicorn_has_what_is_used_of_it() -> None:
+    """Its protocol classes are not public: with each new version these are looked at (pyproject.toml has the limit)."""
+    extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert ",<" in next(each for each in extras["serve"] if each.startswith("uvicorn")), "an upper limit"
+    used = {
+        HttpToolsProtocol: "connections cycle loop on_message_begin on_url on_header on_headers_complete "
+        "on_message_complete send_400_response shutdown",
+        WebSocketsSansIOProtocol: "queue frames curr_msg_data_type read_paused close_sent handshake_complete conn "
+        "handle_ping handle_pong handle_text handle_bytes handle_cont handle_parser_exception "
+        "send_receive_event_to_app shutdown",
+    }
+
+    async def main() -> None:
+        config = Config(hello, log_config=None)
+        config.load()
+        for protocol, names in used.items():
+            made = protocol(config, State(Held(1)), {})
+            assert [name for name in names.split() if not hasattr(made, name)] == []
+
+    asyncio.run(main())
+
+
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -279,11 +521,6 @@ class SteeredTransport(Transport):
 
 
 def test_a_web_socket_reads_on_until_two_messages_wait_and_drops_what_is_sent_behind_a_close() -> None:
-    from uvicorn import Config
-    from uvicorn.server import ServerState
-
-    from rlplat.serve.http.connection import WebSocketConnection
-
     async def main() -> list[Any]:
         got: list[Any] = []
         go = asyncio.Event()
@@ -299,7 +536,7 @@ def test_a_web_socket_reads_on_until_two_messages_wait_and_drops_what_is_sent_be
         transport = SteeredTransport()
         config = Config(app, ws=WebSocketConnection, log_config=None)
         config.load()
-        connection: Any = WebSocketConnection(config, ServerState(), {})
+        connection: Any = WebSocketConnection(config, State(Held(1000)), {})
         connection.connection_made(transport)
         connection.data_received(UPGRADE)
         while not transport.writes:
@@ -322,11 +559,6 @@ def test_a_web_socket_reads_on_until_two_messages_wait_and_drops_what_is_sent_be
 
 
 def test_a_web_socket_text_that_is_not_utf_8_closes_it_with_the_reason() -> None:
-    from uvicorn import Config
-    from uvicorn.server import ServerState
-
-    from rlplat.serve.http.connection import WebSocketConnection
-
     async def main() -> list[bytes]:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()
@@ -336,7 +568,7 @@ def test_a_web_socket_text_that_is_not_utf_8_closes_it_with_the_reason() -> None
         transport = SteeredTransport()
         config = Config(app, ws=WebSocketConnection, log_config=None)
         config.load()
-        connection: Any = WebSocketConnection(config, ServerState(), {})
+        connection: Any = WebSocketConnection(config, State(Held(1000)), {})
         connection.connection_made(transport)
         connection.data_received(UPGRADE)
         while not transport.writes:

@@ -1,43 +1,71 @@
-"""uvicorn's protocols with fewer system calls for each request.
+"""uvicorn's protocols with fewer system calls for each request, and with bounds.
 
     scope[WRITER].as_one()                         # a context manager: what is written within leaves when it ends
 
 HTTP: uvicorn writes an answer's head and body one after the other: two system calls and, without Nagle's algorithm, two
 packets. WebSocket: it stops reading at each message until that was received: two calls of epoll for each step.
+
+Bounds: uvicorn has none for the head of a request, for one that is never completed, for a client that does not read,
+for pings and empty frames. They are here because nothing public has them; tests/serve/test_http_server.py names what
+is used of uvicorn, and pyproject.toml the versions that have it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from rlplat.serve.http.held import Held
 
 WRITER = "rlplat.writer"
 """The key of a request's `Writer` in its scope."""
+MAX_HEAD_BYTES, MAX_HEADERS = 1 << 16, 128
+"""Of a request: what has more is answered 431."""
+HALF_OPEN_S = 15.0
+"""A connection that sends no whole head of a request within it, or goes on with a body that was answered, is closed."""
+UNREAD_S = 60.0
+"""A client that reads nothing for so long while something is sent to it is cut off."""
+READ_BYTES = 1 << 14
+"""Of a WebSocket at once: what is in them is handled before other connections have their turn."""
+MAX_IDLE_FRAMES = 200
+"""Pings, pongs and empty frames that a WebSocket takes in a second; it is closed behind them."""
+_FRAGMENT_BYTES = 64
+"""Of an object for each."""
+
+
+class State(ServerState):
+    """What the connections of a server share."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__()
+        self.held = held
 
 
 class Writer:
     """A transport whose writes can be held back."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+        self.transport = transport
         self._held: list[bytes] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        return getattr(self.transport, name)
 
     def write(self, data: bytes) -> None:
         if self._held is None:
-            self._transport.write(data)
+            self.transport.write(data)
         else:
             self._held.append(data)
 
     def close(self) -> None:
         self._flush()
-        self._transport.close()
+        self.transport.close()
 
     def as_one(self) -> Writer:
         return self
@@ -53,28 +81,191 @@ class Writer:
 
     def _flush(self) -> None:
         if self._held:
-            self._transport.write(b"".join(self._held))
+            self.transport.write(b"".join(self._held))
             self._held.clear()
 
 
-class Connection(HttpToolsProtocol):
+class _CutsOff:
+    """Of a protocol: a client that does not read is cut off."""
+
+    _unread: asyncio.TimerHandle | None = None
+
+    def pause_writing(self: Any) -> None:
+        super().pause_writing()  # type: ignore[misc]
+        self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self: Any) -> None:
+        super().resume_writing()  # type: ignore[misc]
+        self._read()
+
+    def connection_lost(self: Any, exc: Exception | None) -> None:
+        self._read()
+        super().connection_lost(exc)  # type: ignore[misc]
+
+    def _read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+
+class Connection(_CutsOff, HttpToolsProtocol):
+    _is_in_head = _is_in_body = _is_head_too_large = False
+    _head_bytes = _num_headers = _read_bytes = 0
+    _half_open: asyncio.TimerHandle | None = None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         writer: Any = Writer(transport)
         super().connection_made(writer)
 
+    def data_received(self, data: bytes) -> None:
+        was_in_head = self._is_in_head
+        super().data_received(data)
+        if was_in_head and self._is_in_head:  # of one header's value, perhaps
+            self._read_bytes += len(data)
+            if self._read_bytes > MAX_HEAD_BYTES:
+                self._is_head_too_large = True
+                self.send_400_response("")
+        self._watch()
+
     def on_message_begin(self) -> None:
+        self._is_in_head, self._is_in_body = True, False
+        self._head_bytes = self._num_headers = self._read_bytes = 0
         super().on_message_begin()
         scope: Any = self.scope
         scope[WRITER] = self.transport
 
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
 
-class WebSocketConnection(WebSocketsSansIOProtocol):
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head, self._is_in_body = False, True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self._is_head_too_large:
+            super().send_400_response(msg)
+            return
+        body = (
+            b'{"error":{"code":"head-too-large","message":"the head of a request has at most %d headers and %d bytes"}}'
+            % (MAX_HEADERS, MAX_HEAD_BYTES)
+        )
+        head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+        self.transport.write(head + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_in_head = self._is_in_body = False
+        super().connection_lost(exc)
+        self._watch()
+
+    def _count(self, num_bytes: int) -> None:
+        self._head_bytes += num_bytes
+        if self._head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
+            self._is_head_too_large = True
+            raise ValueError("the head is too large")  # ends the parser, which calls send_400_response
+
+    def _watch(self) -> None:
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        is_half = self._is_in_head or (self._is_in_body and is_answered)
+        if is_half and self._half_open is None:
+            self._half_open = self.loop.call_later(HALF_OPEN_S, self._close_half_open)
+        elif not is_half and self._half_open is not None:
+            self._half_open.cancel()
+            self._half_open = None
+
+    def _close_half_open(self) -> None:
+        self._half_open = None
+        if self.cycle is not None and not self.cycle.response_complete:  # of a request before it
+            self._watch()
+        elif self in self.connections:
+            self.transport.close()
+
+
+class WebSocketConnection(_CutsOff, WebSocketsSansIOProtocol):
+    def __init__(self, config: Any, server_state: State, app_state: Any, _loop: Any = None) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._held = server_state.held.of_one()
+        self._fragments = self._idle_frames = 0
+        self._second = 0.0
+        self._saw_frame = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        with contextlib.suppress(AttributeError):  # of another event loop
+            getattr(transport, "transport", transport).max_size = READ_BYTES
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._held.set(0)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._saw_frame = False
+        is_held = self._held.set(self._held.num_bytes + len(data))
+        if is_held:
+            super().data_received(data)
+            is_held = not self._saw_frame or self._held.set(self._fragments)
+        if not is_held:
+            self._end(1013, "the server holds too many bytes; try again later")
+
+    def handle_text(self, event: Any) -> None:
+        self._note(event)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Any) -> None:
+        self._note(event)
+        super().handle_bytes(event)
+
+    def handle_cont(self, event: Any) -> None:
+        self._note(event)
+        super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        self._note_idle()
+        super().handle_ping()
+
+    def handle_pong(self, event: Any) -> None:
+        self._note_idle()
+        super().handle_pong(event)
+
+    def _note(self, frame: Any) -> None:
+        self._saw_frame = True
+        self._fragments = 0 if frame.fin else self._fragments + len(frame.data) + _FRAGMENT_BYTES
+        if not frame.data:
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        self._saw_frame = True
+        now = self.loop.time()
+        if now > self._second + 1.0:
+            self._second, self._idle_frames = now, 0
+        self._idle_frames += 1
+        if self._idle_frames > MAX_IDLE_FRAMES:
+            self._end(1008, f"more than {MAX_IDLE_FRAMES} pings and empty frames in a second")
+
+    def _end(self, code: int, reason: str) -> None:
+        if self.close_sent or not self.handshake_complete:
+            self.transport.close()
+            return
+        self.conn.send_close(code, reason)
+        self.handle_parser_exception()
+
     def send_receive_event_to_app(self) -> None:
         """Reads on while one message waits; from the second on it stops, until all were received."""
+        if self.close_sent:
+            return
         if self.curr_msg_data_type == "text" and not _is_text(b"".join(self.frames)):
             self.frames = []
-            self.conn.send_close(1007, "a text that is not UTF-8")
-            self.handle_parser_exception()
+            self._end(1007, "a text that is not UTF-8")
             return
         reads_on = self.queue.empty() and not self.read_paused
         if reads_on:
@@ -82,6 +273,13 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
         if reads_on:
             self.read_paused = False
+
+    async def receive(self) -> Any:
+        """Where more messages wait, others have their turn in between."""
+        message = await super().receive()
+        if not self.queue.empty():
+            await asyncio.sleep(0)
+        return message
 
     async def send(self, message: Any) -> None:
         """What is sent behind a close (by a drain, or as no pong came) is dropped: the client has been told."""

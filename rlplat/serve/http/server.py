@@ -21,6 +21,7 @@ import msgspec
 from rlplat.errors import MissingExtra, RlplatError
 from rlplat.listening import foreign_request
 from rlplat.serve.deployments import DeploymentOptions
+from rlplat.serve.http.held import Body, Held, too_large
 from rlplat.serve.http.sharing import Share, pass_on, take_over
 from rlplat.serve.listening import fetch_sockets
 from rlplat.serve.metrics import Metrics
@@ -29,9 +30,8 @@ from rlplat.serve.refusals import Gate, Refused
 
 try:
     from uvicorn import Config
-    from uvicorn.server import ServerState
 
-    from rlplat.serve.http.connection import WRITER, Connection, WebSocketConnection
+    from rlplat.serve.http.connection import HALF_OPEN_S, WRITER, Connection, State, WebSocketConnection
 except ImportError:
     raise MissingExtra("uvicorn", "serve", "serving over HTTP") from None
 
@@ -40,8 +40,10 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-FIRST_REQUEST_S = 15.0
-"""A connection that has sent no whole head of a request by then is closed."""
+MAX_MESSAGE_BYTES = 16 << 20
+"""Of a WebSocket."""
+_FULL_S = 0.1
+"""When a server that has no room for a connection looks again."""
 TIMEOUT = b"x-request-timeout"
 """A request's header: seconds within which its caller wants the answer; the deployment's own limit holds as well."""
 LINGER_S = 0.3
@@ -78,7 +80,7 @@ class HttpServer:
                 f"asgi() that returns "
                 "an ASGI application"
             )
-        self._state = ServerState()
+        self._state = State(Held(options.max_held_bytes))
         self._socket: socket.socket | None = None
         """At which it accepts; of a canary the end of the queue at which connections come out."""
         self._share = Share()
@@ -101,6 +103,7 @@ class HttpServer:
             server_header=False,
             date_header=False,
             ws_per_message_deflate=False,
+            ws_max_size=min(self._options.max_body_bytes, MAX_MESSAGE_BYTES),
             timeout_keep_alive=75,
         )
         config.load()
@@ -178,11 +181,15 @@ class HttpServer:
             self._loop.add_reader(self._socket, self._arrived)
 
     def _arrived(self) -> None:
+        assert self._socket is not None
+        if len(self._state.connections) >= self._options.max_connections:
+            self._loop.remove_reader(self._socket)
+            self._deferred = self._loop.call_later(_FULL_S, self._listen)
+            return
         delay = min(len(self._state.connections) * _DEFERRAL_S, _MAX_DEFERRAL_S)
         if not delay:
             self._accept()
             return
-        assert self._socket is not None
         self._loop.remove_reader(self._socket)
         self._deferred = self._loop.call_later(delay, self._accept_and_listen)
 
@@ -211,7 +218,7 @@ class HttpServer:
             return 0.0  # another replica was first
         except OSError as error:  # too many open files
             print(f"warning: a connection was not accepted: {error}", file=sys.stderr, flush=True)
-            return 0.1
+            return _FULL_S
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = self._loop.create_task(self._connect(connection))
@@ -230,7 +237,7 @@ class HttpServer:
             if protocol in self._state.connections and getattr(protocol, "cycle", True) is None:
                 transport.close()
 
-        self._loop.call_later(FIRST_REQUEST_S, close_if_silent)
+        self._loop.call_later(HALF_OPEN_S, close_if_silent)
 
     # ---------------------------------------------------------------- around every request
 
@@ -261,10 +268,12 @@ class HttpServer:
         try:
             seconds = _timeout_s(scope, self._options.request_timeout_s)
             model_id = _model_id(scope)
+            _require_length(scope, self._options.max_body_bytes)
         except Refused as refusal:
             await refuse(scope, receive, send, refusal)
             return
         limit = _Limit(self._loop, seconds)
+        body = Body(receive, self._options.max_body_bytes, self._state.held)
         writer = scope[WRITER]
         is_started = False
         status = 500
@@ -279,6 +288,8 @@ class HttpServer:
                     await send(message)
                 return
             if not is_started:
+                if body.refusal is not None:
+                    return  # an application that answers that its client has left
                 is_started, status = True, message["status"]
                 limit.lift()  # a stream may last
                 headers = message.get("headers", ())
@@ -289,23 +300,34 @@ class HttpServer:
                     return
             await send(message)
 
+        async def refused() -> Refused | None:
+            try:
+                async with self._gate:
+                    with ModelRequest(model_id):
+                        await self._app(scope, body.receive, answer)
+                return body.refusal
+            except Refused as error:
+                return body.refusal or error
+            except asyncio.CancelledError:
+                if is_started or not limit.is_over():
+                    raise
+                return Refused(504, "deadline", f"there was no answer within {seconds:g} s")
+            except Exception:
+                if body.refusal is None:
+                    raise
+                return body.refusal
+
         try:
-            async with self._gate:
-                with ModelRequest(model_id):
-                    await self._app(scope, receive, answer)
-        except Refused as refusal:
-            if is_started:
-                raise
-            status = refusal.status
-            await refuse(scope, receive, send, refusal)
-        except asyncio.CancelledError:
-            if is_started or not limit.is_over():
-                raise
-            status = 504
-            message = f"there was no answer within {seconds:g} s"
-            await refuse(scope, receive, send, Refused(504, "deadline", message))
+            why = await refused()
+            if why is not None:
+                if is_started:
+                    raise why
+                status = why.status
+                await body.drop()
+                await refuse(scope, receive, send, why)
         finally:
             limit.lift()
+            body.held.set(0)
             self._metrics.count("rlplat_serve_requests_total", (("status", str(status)),))
             self._metrics.observe("rlplat_serve_request_seconds", (), perf_counter() - begin)
 
@@ -335,6 +357,12 @@ def _timeout_s(scope: Scope, most: float) -> float:
                 raise Refused(400, "bad-timeout", message)
             return min(seconds, most)
     return most
+
+
+def _require_length(scope: Scope, max_bytes: int) -> None:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and (len(value) > 15 or int(value) > max_bytes):
+            raise too_large(max_bytes)
 
 
 def _model_id(scope: Scope) -> str:

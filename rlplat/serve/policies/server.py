@@ -19,7 +19,6 @@ from rlplat.serve.policies.openapi import openapi
 from rlplat.serve.policies.web_socket import serve_web_socket
 from rlplat.serve.refusals import Refused
 
-MAX_BODY_BYTES = 64 << 20
 BINARY = b"application/octet-stream"
 
 
@@ -93,31 +92,14 @@ class PolicyServer(ServedPolicy):
 
 
 async def _body(scope: Any, receive: Any) -> bytes:
-    encoding, length = _headers(scope, b"content-encoding", b"content-length")
-    if encoding not in (b"", b"identity"):
+    if _headers(scope, b"content-encoding")[0] not in (b"", b"identity"):
         raise bad("encoded-body", "bodies are not compressed here: leave content-encoding out", 415)
-    if length and (len(length) > 15 or int(length) > MAX_BODY_BYTES):
-        raise _too_large()
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        if message["type"] == "http.disconnect":
-            raise bad("disconnected", "the caller left")
-        return body
-    parts, size = [body], len(body)
-    while message.get("more_body"):
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise bad("disconnected", "the caller left within the body")
+    parts: list[bytes] = []
+    while (message := await receive())["type"] != "http.disconnect":
         parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            raise _too_large()
-    return b"".join(parts)
-
-
-def _too_large() -> Refused:
-    return Refused(413, "too-large", f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+    raise bad("disconnected", "the caller left")
 
 
 def _headers(scope: Any, *names: bytes) -> list[bytes]:
