@@ -32,7 +32,6 @@ from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.planning.mcts import SearchSettings, draw, search
 from rlplat.rl.planning.self_play import GamesInProgress, PositionReplay, Positions, board_game_of
 from rlplat.rl.policies.framework_check import require_torch
@@ -295,8 +294,8 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
         spaces = self.spaces = check.preflight(config)
         board_game_of(config.env, config.env_kwargs, self.name)
         spec = policy_spec(settings["policy"], spaces)
-        server, worker = self.start(ParameterServer), spread(SelfPlayWorker, settings)
-        self.learners = self.add(self.start_learners(settings, spec, server), saved_as="learner")
+        worker = spread(SelfPlayWorker, settings)
+        self.learners = self.start_learners(settings, spec)
         self.workers = self.start_workers(
             lambda *place: worker.remote(self.computation, settings, spec, *place)
         )

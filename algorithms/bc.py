@@ -24,7 +24,7 @@ import numpy as np
 from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.learner import Learner, non_finite_error
+from rlplat.rl.learning.learner import Learner
 from rlplat.rl.normalization import obs_statistics, require_normalizable
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.offline.dataset import read_episodes
@@ -121,40 +121,24 @@ class BCLearner(Learner[BCConfig]):
     def update(self, *batches: Any) -> UpdateReport:
         """One round; publishes version + 1."""
         started, config = perf_counter(), self.config
-        learning_rate = self.value(config.learning_rate)
-        losses: list[float] = []
-        norms: list[float] = []
-        env_steps = 0
-        for _ in range(config.updates_per_round):
-            rows = self._epochs.rows(self.env_steps + env_steps, config.batch_size)
+        learning_rate, num_updates = self.value(config.learning_rate), config.updates_per_round
+        trained: list[dict[str, float]] = []
+        for _ in range(num_updates):
+            rows = self._epochs.rows(self.env_steps, config.batch_size)
             loss, norm = self._net.train(rows, learning_rate)
-            env_steps += config.batch_size
-            if math.isfinite(norm):
-                losses.append(loss)
-                norms.append(norm)
-            elif config.non_finite == "stop":
-                raise non_finite_error(
-                    columns={},
-                    losses={"loss": loss},
-                    gradients=self.trainee.non_finite_gradients,
-                    place=f"at {self.env_steps + env_steps} env steps",
-                    version=self.version,
-                    scaling="set normalize_observations",
-                )
-        trained = perf_counter()
-        self.env_steps += env_steps
+            self.env_steps += config.batch_size
+            if not math.isfinite(norm) and config.non_finite == "stop":
+                raise self.non_finite({"loss": loss}, {}, "set normalize_observations")
+            trained.append({"loss": loss, "gradient_norm": norm})
+        learnt = perf_counter()
         self.publish_next()
-        metrics = {
-            "learner/loss": float(np.mean(losses)) if losses else math.nan,
-            "learner/gradient_norm": float(np.mean(norms)) if norms else math.nan,
-            "learner/skipped_minibatches": config.updates_per_round - len(losses),
+        metrics = self.step_metrics(trained) | {
             "learner/learning_rate": learning_rate,
             "learner/epochs": self.env_steps / self._num_steps,
-            "learner/weights_version": self.version,
-            "time/train_s": trained - started,
-            "time/publish_s": perf_counter() - trained,
+            "time/train_s": learnt - started,
+            "time/publish_s": perf_counter() - learnt,
         }
-        return UpdateReport(env_steps, [], metrics)
+        return UpdateReport(num_updates * config.batch_size, [], metrics)
 
     def beside(self) -> Weights:
         return self._obs_statistics.weights()

@@ -44,8 +44,6 @@ from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, Policy
 from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.learning.learner_group import LearnerGroup
-from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, look_at_env
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.normalization import obs_statistics, require_normalizable
@@ -558,14 +556,13 @@ class DQN(Algorithm[DQNConfig]):
         """Parameter server, replay, learner, rollout workers; returns when the first weights are published."""
         config, settings = self.config, self.config.model_dump()
         spaces = self.spaces = preflight(config, self.computation)
-        self.learners: LearnerGroup | PolicyRings
         self.apex: ApexRing | None = None
         if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
             plan = spaces
             rings = PolicyRings(
                 plan,
                 settings,
-                lambda name, own, spec, server: self.start_learners(
+                lambda name, own, spec, server: self.learner_group(
                     own,
                     spec,
                     server,
@@ -576,7 +573,7 @@ class DQN(Algorithm[DQNConfig]):
             make_worker = rings.worker_maker(self.make_policy, record="transitions")
             self.workers = self.start_workers(make_worker, len(plan.trained))
         else:
-            server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
+            worker = spread(RolloutWorker, settings)
             spec, q = policy_spec(settings["policy"], spaces), q_spec(config)
             shape = replay_shape(config, spec, config.num_envs_per_worker)
             num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
@@ -587,8 +584,7 @@ class DQN(Algorithm[DQNConfig]):
                 shard = spread(ReplayShard, settings)
                 parts = [shape_of_shard(shape, config, i) for i in range(config.num_replay_shards)]
                 shards = [self.start(shard, settings, spec, part, i) for i, part in enumerate(parts)]
-            learners = self.start_learners(settings, spec, server, None if shards else shape)
-            self.learners = self.add(learners, saved_as="learner")
+            learners = self.learners = self.start_learners(settings, spec, None if shards else shape)
             self.workers = self.start_workers(
                 lambda *place: worker.remote(
                     settings,

@@ -75,7 +75,7 @@ from rlplat.rl.unused_settings import Unused
 from rlplat.section import Coefficient, Count, Epsilon, Share
 
 if TYPE_CHECKING:
-    from rlplat import ActorHandle, ObjectRef
+    from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import ESSettings
 
 
@@ -511,7 +511,7 @@ class ES(Algorithm[ESConfig]):
         spaces = self.spaces = preflight(config)
         noise = rlplat.put(make_noise(config.noise_table_size, seed_of(config.seed, "noise")))
         server, learner = self.start(ParameterServer), spread(self.learner_class, settings)
-        self.learner = self.add(
+        self.learners = self.add(
             LearnerGroup(
                 server, lambda _rank: learner.remote(self.computation, settings, spaces, noise, server)
             ),
@@ -524,23 +524,19 @@ class ES(Algorithm[ESConfig]):
             ),
             saved_as="",
         )
-        self.learner.wait_until_ready()
+        self.learners.wait_until_ready()
 
     def step(self) -> Result:
         """One update: play the population, estimate, step, publish."""
         self.require_open()
-        answers = self.workers.sample(*self.learner.latest())
+        answers = self.workers.sample(*self.learners.latest())
         report = self.workers.deliver(
             answers,
-            lambda parts: self.learner.update(
+            lambda parts: self.learners.update(
                 reduce_in_tasks(parts, join_returns, self.config.reduce_fan_in)
             ),
         )
         return self.result(report, self.workers.metrics())
-
-    def weights(self) -> ObjectRef:
-        self.require_open()
-        return self.learner.weights()
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:

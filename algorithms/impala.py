@@ -37,7 +37,6 @@ from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Array, Obs, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import ActorCriticLearner
-from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.queue_ring import QueueRing
 from rlplat.rl.obs_tree import obs_rows
 from rlplat.rl.policies.framework_check import require_torch
@@ -396,8 +395,8 @@ class Impala(OnPolicy[ImpalaConfig]):
         config, settings = self.config, self.config.model_dump()
         self.spaces = self.looked_at
         spec = policy_spec(settings["policy"], self.spaces)
-        server, worker = self.start(ParameterServer), spread(ImpalaWorker, settings)
-        group = self.learners = self.add(self.start_learners(settings, spec, server), saved_as="learner")
+        worker = spread(ImpalaWorker, settings)
+        group = self.learners = self.start_learners(settings, spec)
         self.workers = self.start_workers(lambda *place: worker.remote(settings, *place), num_batches=2)
         ring = QueueRing(
             group,

@@ -39,11 +39,10 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.interfaces import Array, Obs, Result, UpdateReport
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import ActorCriticLearner
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_gpus
-from rlplat.rl.learning.parameter_server import ParameterServer
+from rlplat.rl.learning.learner_group import learner_gpus
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, look_at_env, policy_specs
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
-from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.run.algorithm import OnPolicy, require_learnable
 from rlplat.rl.sampling.returns import explained_variance, gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
@@ -406,7 +405,21 @@ class PPO(OnPolicy[PPOConfig]):
     losses = ("loss",)
 
     def preflight(self) -> SpaceSpec | MultiAgentPlan:
-        return preflight(self.config, self.computation)
+        config, settings = self.config, self.config.model_dump()
+        spaces = look_at_env(settings)
+        require_learnable(config, policy_specs(settings, spaces), self.computation)
+        num_envs = max(1, config.num_rollout_workers) * config.num_envs_per_worker
+        if num_envs < config.learner.num_learners:
+            raise ConfigError(
+                f"learner.num_learners={config.learner.num_learners} learners cannot share {num_envs} environments: "
+                "raise num_envs_per_worker, or lower it"
+            )
+        if config.overlap_sampling is True and config.deterministic:
+            raise ConfigError(
+                "overlap_sampling takes whatever weights are there, deterministic wants the same ones every time: set "
+                "one of them to false"
+            )
+        return spaces
 
     def setup(self) -> None:
         """Parameter server, learners, rollout workers; returns when the first weights are published."""
@@ -415,15 +428,13 @@ class PPO(OnPolicy[PPOConfig]):
         specs = policy_specs(settings, spaces)
         self._overlaps = settings["overlap_sampling"] = overlaps(self.config, specs)
         self.notes = (self.computation.note(self.config, specs),)
-        self.learners: LearnerGroup | PolicyRings
         if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
-            rings = PolicyRings(spaces, settings, lambda _name, *its: self.start_learners(*its))
+            rings = PolicyRings(spaces, settings, lambda _name, *its: self.learner_group(*its))
             self.learners = self.add(rings, saved_as="learner")
             self.workers = self.start_workers(rings.worker_maker(self.make_policy), len(spaces.trained))
         else:
-            server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
-            learners = self.start_learners(settings, policy_spec(settings["policy"], spaces), server)
-            self.learners = self.add(learners, saved_as="learner")
+            worker = spread(RolloutWorker, settings)
+            self.learners = self.start_learners(settings, specs[0])
             self.workers = self.start_workers(lambda *place: worker.remote(settings, *place))
         self.learners.wait_until_ready()
 
@@ -442,22 +453,3 @@ def overlaps(config: PPOConfig, specs: Sequence[PolicySpec]) -> bool:
     learner = config.learner
     has_gpu = any(learner_gpus(learner.num_gpus, learner.device, spec) for spec in specs)
     return has_gpu and config.num_rollout_workers > 0 and not config.deterministic
-
-
-def preflight(config: PPOConfig, computation: Computation) -> SpaceSpec | MultiAgentPlan:
-    """In the driver, before any actor starts: the environment is sound, and policies for its spaces can be built."""
-    settings = config.model_dump()
-    spaces = look_at_env(settings)
-    require_learnable(config, policy_specs(settings, spaces), computation)
-    num_envs = max(1, config.num_rollout_workers) * config.num_envs_per_worker
-    if num_envs < config.learner.num_learners:
-        raise ConfigError(
-            f"learner.num_learners={config.learner.num_learners} learners cannot share {num_envs} environments: raise "
-            "num_envs_per_worker, or lower it"
-        )
-    if config.overlap_sampling is True and config.deterministic:
-        raise ConfigError(
-            "overlap_sampling takes whatever weights are there, deterministic wants the same ones every time: set one "
-            "of them to false"
-        )
-    return spaces

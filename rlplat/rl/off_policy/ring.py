@@ -15,7 +15,6 @@ import numpy as np
 
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Policy, Result, Weights
-from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.off_policy.learner import OffPolicyConfig, ReplayLearner
 from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor, require_bounded
@@ -49,8 +48,8 @@ class ReplayRing(Algorithm[RingConfig]):
         self.spaces = preflight(config, self.name)
         self.check_spaces()
         spec, shape = policy_spec(settings["policy"], self.spaces), replay_shape(config)
-        server, worker = self.start(ParameterServer), spread(RolloutWorker, settings)
-        self.learners = self.add(self.start_learners(settings, spec, server, shape), saved_as="learner")
+        worker = spread(RolloutWorker, settings)
+        self.learners = self.start_learners(settings, spec, shape)
         make, record = partial(bounded_actor, actor=self.actor_spec(settings)), record_of(config)
         self.workers = self.start_workers(lambda *place: worker.remote(settings, *place, make, record=record))
         self.learners.wait_until_ready()

@@ -20,7 +20,6 @@ from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Result
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.offline.dataset import Manifest, read_manifest
 from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import policy_spec
@@ -96,8 +95,8 @@ class DataRing(Algorithm[RingConfig]):
         self.spaces, manifest = preflight(config, self.name)
         self.check_spaces()
         self.notes = (f"{config.data}: {manifest}",)
-        server, spec = self.start(ParameterServer), policy_spec(settings["policy"], self.spaces)
-        self.learners = self.add(self.start_learners(settings, spec, server), saved_as="learner")
+        spec = policy_spec(settings["policy"], self.spaces)
+        self.learners = self.start_learners(settings, spec)
         self.learners.wait_until_ready()
 
     def check_spaces(self) -> None:

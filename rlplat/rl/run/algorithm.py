@@ -37,6 +37,7 @@ from rlplat.rl.envs.statistics import Statistics, beside_weights
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation, computation_of, require_as_written
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
+from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.weights import given_to, put_weights_in_state, require_fitting, weights_in_state
 from rlplat.rl.multi_agent.policy_map import policy_specs
 from rlplat.rl.normalization import require_normalizable
@@ -198,11 +199,15 @@ class Algorithm(Generic[Config]):
             self.saved[saved_as] = cast(HasState, part)
         return part
 
-    def start_learners(
+    def start_learners(self, settings: dict[str, Any], spec: PolicySpec, *more: Any) -> LearnerGroup:
+        """`learner_group` with a parameter server of its own, which ends with this object; saved as "learner"."""
+        return self.add(self.learner_group(settings, spec, self.start(ParameterServer), *more), "learner")
+
+    def learner_group(
         self, settings: dict[str, Any], spec: PolicySpec, parameter_server: ActorHandle, *more: Any
     ) -> LearnerGroup:
         """`learner.num_learners` of `learner_class`, made with (computation, settings, spec, parameter_server, *more),
-        and their rank where it is not 0; on a GPU where the settings say so. The caller adds them."""
+        and their rank where it is not 0; on a GPU where the settings say so."""
         learner = learner_actor(self.learner_class, settings, spec)
         return LearnerGroup(
             parameter_server,
