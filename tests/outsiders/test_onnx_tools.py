@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 import rlplat
 from rlplat.export.examples import ExampleRows
 from rlplat.export.policy_export import to_onnx
+from tests.export.test_policy_export import draws_actions_of
 from tests.rl.run.test_trained_agent import LSTM, NORMAL, trained
 
 pytestmark = pytest.mark.slow
@@ -49,6 +50,7 @@ def test_the_checker_and_the_reference_agree(kind: str, tmp_path: Path) -> None:
     onnx.checker.check_model(str(file), full_check=True)
 
     policy = rlplat.export.load(file)
+    draws_actions_of(policy, env)
     agent = rlplat.load(tmp_path / "run")
     feeds = ExampleRows(policy.contract, agent.spaces.observation_space, seed=4).rows(5)
     expected = policy.run(feeds)
