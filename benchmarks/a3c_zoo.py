@@ -15,9 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
+
+from rlplat.paths import expanded
 
 EPISODES = 50
 """Of the greedy evaluation at the end."""
@@ -147,7 +148,9 @@ def main() -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--env-steps", type=int, help="default: rl-zoo3's")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="the lines of runs as a Markdown table")
+    parser.add_argument(
+        "--table", type=expanded, metavar="FILE", help="the lines of runs as a Markdown table"
+    )
     options = parser.parse_args()
     if options.table:
         return print(table(options.table.read_text().splitlines()))

@@ -33,6 +33,7 @@ from typing import Any
 import psutil
 
 from benchmarks.chromium import Chromium
+from rlplat.paths import expanded
 
 PARTS = ("server", "browser", "training")
 NUM_NAMES = 40
@@ -287,7 +288,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--env-steps", type=int, default=400_000, help="of each training")
     parser.add_argument("--repeats", type=int, default=9, help="of drawing")
     parser.add_argument("--quick", action="store_true", help="does it work? too little to report")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=expanded)
     return parser
 
 

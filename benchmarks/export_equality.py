@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 import rlplat
+from rlplat.paths import expanded
 
 
 def observations(env: gym.Env, num_rows: int) -> np.ndarray:
@@ -143,11 +144,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("runs", nargs="+", type=expanded)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--episodes", type=int, default=100)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--json", type=expanded)
+    parser.add_argument("--markdown", type=expanded)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results = [measure(run, options.rows, options.episodes, Path(folder)) for run in options.runs]

@@ -21,6 +21,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rlplat.paths import expanded
 from rlplat.rl.envs.external.client import Ended, Simulators
 
 NUM_ENVS = 8
@@ -98,7 +99,7 @@ def main() -> None:
         "--clients", type=int, default=2, help="simulator processes, which share 8 environments"
     )
     parser.add_argument("--port", type=int, default=9917)
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--markdown", type=expanded)
     parser.add_argument("--simulate", nargs=2, metavar=("ADDRESS", "N"), help="be one of the simulators")
     options = parser.parse_args()
     if options.simulate:

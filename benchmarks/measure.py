@@ -23,6 +23,8 @@ from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 
+from rlplat.paths import expanded
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -172,9 +174,9 @@ def add_output_options(parser: argparse.ArgumentParser, peers: Sequence[str]) ->
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="one object per figure")
+    parser.add_argument("--json", type=expanded, metavar="FILE", help="one object per figure")
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="the table, with command, date and hardware"
+        "--markdown", type=expanded, metavar="FILE", help="the table, with command, date and hardware"
     )
 
 

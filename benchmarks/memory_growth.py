@@ -26,11 +26,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, hardware
 from benchmarks.process_memory import descendants, private_kib
+from rlplat.paths import expanded
 
 ALGORITHMS = ("ppo", "a3c", "dqn", "es")
 FLAT_KIB_PER_MIN = 8.0
@@ -150,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--period-s", type=float, default=20.0, help="between samples")
-    parser.add_argument("--markdown", type=Path, help="written anew after each sample")
+    parser.add_argument("--markdown", type=expanded, help="written anew after each sample")
     parser.add_argument("--run", choices=sorted(WORKLOADS), help=argparse.SUPPRESS)
     return parser
 

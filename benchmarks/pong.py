@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Report, Sample, add_output_options, hardware, number, summarize
+from rlplat.paths import expanded
 
 PACKAGES = ("rlplat", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3")
 WALL = "Pong >= 18: from Enter to the prompt, minutes"
@@ -42,7 +43,7 @@ def main() -> None:
     notes = ["a --quick run: the figures mean nothing"] if options.quick else []
     with tempfile.TemporaryDirectory() as scratch:
         for seed in options.seeds:
-            found, note = _attempt(seed, Path(options.out or scratch) / f"pong-{seed}", options.quick)
+            found, note = _attempt(seed, expanded(options.out or scratch) / f"pong-{seed}", options.quick)
             samples += found
             notes.append(note)
     hits = [sample.value for sample in samples if sample.row == REACHED]

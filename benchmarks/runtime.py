@@ -20,6 +20,7 @@ from benchmarks import fresh_process
 from benchmarks.measure import ROOT, Report, Sample, add_output_options, hardware, summarize
 from benchmarks.runtime_peers import PEERS, RAY_ENVIRONMENT
 from benchmarks.runtime_rows import ROWS
+from rlplat.paths import expanded
 
 PACKAGES = ("rlplat", "pyzmq", "msgspec", "cloudpickle", "numpy", "ray")
 NOTES = (
@@ -71,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="only rows whose names contain one of these; start-up: the fresh ones",
     )
     parser.add_argument("--block", choices=PEERS, help=argparse.SUPPRESS)
-    parser.add_argument("--samples", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--samples", type=expanded, help=argparse.SUPPRESS)
     return parser
 
 

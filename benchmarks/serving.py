@@ -29,6 +29,8 @@ from typing import Any
 
 import numpy as np
 
+from rlplat.paths import expanded
+
 OBS = b'{"obs": [0.01, -0.02, 0.03, 0.04]}'
 
 STARLETTE = """
@@ -256,11 +258,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path, help="a run of CartPole-v1")
+    parser.add_argument("run", type=expanded, help="a run of CartPole-v1")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
-    parser.add_argument("--json", type=Path, help="one object per row")
+    parser.add_argument("--json", type=expanded, help="one object per row")
     parser.add_argument(
-        "--peers-in", type=Path, help="folder that pip installed ray[serve], litserve, bentoml into"
+        "--peers-in", type=expanded, help="folder that pip installed ray[serve], litserve, bentoml into"
     )
     parser.add_argument("--only", nargs="+", help="of rlplat starlette ray ray-haproxy litserve bentoml")
     return parser

@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path
 
 from benchmarks.measure import _command_line, hardware
+from rlplat.paths import expanded
 from rlplat.runtime.core.scheduler import events
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.wire.values import ActorInfo, Shape
@@ -346,8 +346,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tasks", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--profile", action="store_true", help="where the time of the last run goes")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=expanded, metavar="FILE")
+    parser.add_argument("--markdown", type=expanded, metavar="FILE")
     return parser
 
 

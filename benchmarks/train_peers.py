@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sample_factory import appo_rate
+from rlplat.paths import expanded
 
 NUM_ENVS, ROLLOUT_LENGTH, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
 ROUND_STEPS = NUM_ENVS * ROLLOUT_LENGTH
@@ -36,7 +37,7 @@ def main() -> None:
     rate.add_argument("--env-steps", type=int, required=True, help="env steps that are timed")
     threshold = commands.add_parser("threshold")
     threshold.add_argument("--seed", type=int, required=True)
-    threshold.add_argument("--out", type=Path, required=True)
+    threshold.add_argument("--out", type=expanded, required=True)
     threshold.add_argument("--env-steps", type=int, required=True)
     options = parser.parse_args()
     if options.command == "threshold":

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from rlplat.paths import expanded
+
 REPORTS = 81
 """3^4: every rung of a halving by 3 falls on a report."""
 ENV_STEPS_PER_REPORT = 1_024
@@ -112,11 +114,11 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--out", type=Path, required=True, help="the table, a line per run; kept and continued"
+        "--out", type=expanded, required=True, help="the table, a line per run; kept and continued"
     )
     parser.add_argument("--configs", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--pack", type=Path, help="only: write the table compressed to here")
+    parser.add_argument("--pack", type=expanded, help="only: write the table compressed to here")
     options = parser.parse_args()
     if options.pack:
         # mtime 0: the same table gives the same bytes.

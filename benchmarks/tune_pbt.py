@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Report, Sample, add_output_options, hardware, summarize
+from rlplat.paths import expanded
 
 PACKAGES = ("rlplat", "ray", "numpy", "scipy", "scikit-learn")
 NUM_TRIALS, NUM_REPORTS = 8, 20
@@ -304,7 +305,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS), metavar="NAME"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="the schedules found")
+    parser.add_argument("--plot", type=expanded, metavar="FILE.png", help="the schedules found")
     return parser
 
 

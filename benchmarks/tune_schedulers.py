@@ -27,6 +27,7 @@ from benchmarks.measure import Report, Row, add_output_options, hardware
 from benchmarks.tune_judges import GO, METHODS, make_judge
 from benchmarks.tune_problems import Problem, load_problems
 from benchmarks.tune_simulation import MARK, Trace, simulate
+from rlplat.paths import expanded
 
 PACKAGES = ("rlplat", "optuna", "ray", "numpy")
 PROBLEMS = ("ranked", "crossing", "inverted", "cartpole", "cartpole short")
@@ -112,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--seeds", type=int, default=30, metavar="N", help="default: 30")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="default: 4")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="regret against budget")
+    parser.add_argument("--plot", type=expanded, metavar="FILE.png", help="regret against budget")
     return parser
 
 

@@ -35,6 +35,7 @@ from benchmarks.process_memory import descendants
 from benchmarks.serving_soak.clients import DEADLINE_S, NUM_THREADS, PLAIN, SESSIONS_EACH, Load
 from rlplat import serve
 from rlplat.errors import RlplatError
+from rlplat.paths import expanded
 from rlplat.serve import Running
 from rlplat.serve.policies.server import PolicyServer
 from rlplat.serve.policies.serving import policy_application, serve_policy
@@ -342,11 +343,11 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", type=Path, help="a recurrent run of CartPole-v1")
+    parser.add_argument("run", type=expanded, help="a recurrent run of CartPole-v1")
     parser.add_argument(
         "--minutes", type=float, default=30.0, help="and one of overload (default: %(default)s)"
     )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the report, to be committed")
+    parser.add_argument("--markdown", type=expanded, metavar="FILE", help="the report, to be committed")
     options = parser.parse_args()
     text = soak(options.run, options.minutes)
     print(text)

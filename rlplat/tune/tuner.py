@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED_S = 20.0
 """After the first signal: who has not reported by then is ended where it is. SLURM and Kubernetes kill after 30 s."""
+INTERRUPTED_CLOSE_S = 5.0
+"""... and so long trials have for their ends."""
 _MISTAKES = (AttributeError, ImportError, NameError, SyntaxError, TypeError)
 """Raised before a trial's first report, they are mistakes in its code: running it again only costs time."""
 
@@ -82,7 +84,8 @@ class Tuner:
                 if interruption.signal_number and self._abort is None:
                     raise Signalled(interruption.signal_number)
         finally:
-            self._close(CLOSE_S if is_in_order else 0.5)
+            limit_s = CLOSE_S if self._interrupted_s is None else INTERRUPTED_CLOSE_S
+            self._close(limit_s if is_in_order else 0.5)
         if self._abort is not None:
             raise self._abort
         return Analysis(self.study.load(), self.spec.metric, self.spec.mode, self.directory.path)
