@@ -1,1 +1,1 @@
-"""Spellings of other libraries, over rlplat's own verbs; imported only by programs that ask for them."""
+"""Other libraries' names over rlplat's own verbs, for programs that are to run as they are: docs/from-ray.md."""

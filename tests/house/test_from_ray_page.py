@@ -100,6 +100,7 @@ def test_every_name_of_rays_exists() -> None:
 
 
 @pytest.mark.process
-def test_the_example_runs(tmp_path: Path) -> None:
-    (block,) = blocks(PAGE, "python")
-    assert run_block(block, tmp_path).strip() == "[0, 1, 4, 9]"
+def test_the_examples_run(tmp_path: Path) -> None:
+    verbs, whole = blocks(PAGE, "python")
+    assert run_block(verbs, tmp_path).strip() == "[0, 1, 4, 9]"
+    assert run_block(whole, tmp_path).strip() == "True"

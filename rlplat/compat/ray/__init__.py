@@ -1,82 +1,65 @@
-"""Ray's spelling: a program written for Ray runs with `rlplat.compat.ray` in its import lines (docs/from-ray.md).
+"""Ray's names, of 2017 to today, over rlplat's verbs: a program runs as it is with `import rlplat.compat.ray as ray`.
 
     import rlplat.compat.ray as ray
     from rlplat.compat.ray import tune
     from rlplat.compat.ray.util.sgd.torch import TorchTrainer
 
-Verbs are rlplat's; here are the names and arguments that Ray spells otherwise, today's and those of 2017 to 2020. What
-rlplat has not is refused and says what is here instead; nothing is dropped in silence.
+Adapters only: they translate names and arguments, and refuse in one line what rlplat does not have. docs/from-ray.md
+has the table.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import rlplat
-from rlplat import errors
-from rlplat.errors import UsageError
-
-_HERE = __name__
-_MODULES = {
-    "actor": "core",
-    "exceptions": "core",
-    "experimental": "core",
-    "experimental.sgd": "sgd",
-    "experimental.sgd.pytorch": "sgd",
-    "experimental.sgd.pytorch.pytorch_trainer": "sgd",
-    "experimental.sgd.pytorch.resnet": "resnet",
-    "train.torch": "train",
-    "tune.async_hyperband": "tune",
-    "tune.checkpoint": "tune",
-    "tune.examples": "mnist_pytorch",
-    "tune.examples.mnist_pytorch": "mnist_pytorch",
-    "tune.hyperband": "tune",
-    "tune.median_stopping_rule": "tune",
-    "tune.pbt": "tune",
-    "tune.registry": "tune",
-    "tune.result_grid": "tune",
-    "tune.sample": "tune",
-    "tune.schedulers": "tune",
-    "tune.search": "tune",
-    "tune.search.bayesopt": "tune",
-    "tune.search.hyperopt": "tune",
-    "tune.search.optuna": "tune",
-    "tune.suggest": "tune",
-    "tune.suggest.bayesopt": "tune",
-    "tune.suggest.hyperopt": "tune",
-    "tune.suggest.optuna": "tune",
-    "tune.track": "tune",
-    "tune.trainable": "tune",
-    "tune.tune": "tune",
-    "tune.utils": "tune",
-    "air": "train",
-    "air.config": "train",
-    "air.session": "train",
-    "util.actor_pool": "util",
-    "util.multiprocessing": "util",
-    "util.queue": "util",
-    "util.sgd": "sgd",
-    "util.sgd.torch": "sgd",
-    "util.sgd.torch.resnet": "resnet",
-    "util.sgd.torch.training_operator": "sgd",
-}
-"""Modules of Ray, and which of ours has their names; core: this one."""
-_OWN = ("serve", "train", "tune", "util")
-
-_SAYS_NOTHING_HERE = frozenset(
-    "configure_logging include_dashboard include_java include_webui job_config logging_config logging_format "
-    "logging_level node_ip_address num_redis_shards plasma_directory plasma_store_socket_name raylet_socket_name "
-    "redirect_output redirect_worker_output redis_max_memory redis_max_clients dashboard_host dashboard_port "
-    "use_raylet webui_host _metrics_export_port _redis_max_memory _temp_dir temp_dir driver_object_store_memory "
-    "_system_config ignore_version_mismatch lru_evict".split()
+from rlplat import (
+    ActorHandle,
+    ObjectRef,
+    ObjectRefGenerator,
+    available_resources,
+    cancel,
+    cluster_resources,
+    get_actor,
+    get_runtime_context,
+    is_initialized,
+    kill,
+    nodes,
+    put,
+    shutdown,
+    timeline,
 )
-"""Arguments of `ray.init` that change no result of a program."""
+from rlplat.compat.ray.refusals import check, missing
+from rlplat.errors import OptionError
+
+ObjectID = ObjectRef
+__version__ = rlplat.__version__
+_MODULES = ("actor", "air", "exceptions", "experimental", "serve", "train", "tune", "util")
+_NO_SUCH_OPTION = {
+    "memory": "memory of a task or an actor is a limit",
+    "redis_password": "a Ray cluster of today: ray.init(address=...)",
+    "labels": "resources={...}",
+    "job_config": "runtime_env",
+}
+_NO_EFFECT = (
+    "configure_logging include_dashboard include_webui dashboard_host dashboard_port webui_host logging_level "
+    "logging_format logging_config redirect_output redirect_worker_output num_redis_shards redis_max_memory "
+    "plasma_directory huge_pages driver_object_store_memory lru_evict use_raylet _system_config"
+).split()
+"""Of Ray's own processes and logs."""
+_OLD_OPTIONS = {"num_return_vals": "num_returns", "max_reconstructions": "max_restarts"}
+
+
+class Context:
+    """What `init` returns: `with ray.init():` ends the cluster."""
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutdown()
 
 
 def init(
@@ -84,108 +67,91 @@ def init(
     *,
     redis_address: str | None = None,
     local_mode: bool = False,
-    memory: int | None = None,
-    **arguments: Any,
-) -> dict[str, Any]:
-    """`rlplat.init`; address, redis_address: of a Ray cluster, then Ray carries the program; local_mode: all in this
-    process."""
-    unknown = sorted(name for name in arguments if name in _SAYS_NOTHING_HERE)
-    if unknown:
-        print(f"rlplat: ray.init: {', '.join(unknown)}: nothing to set here", file=sys.stderr)
-    arguments = {name: value for name, value in arguments.items() if name not in unknown}
-    if address is not None and redis_address is not None:
-        raise UsageError("ray.init: redis_address is the old name of address; give one of them")
-    address = address if redis_address is None else redis_address
+    temp_dir: str | None = None,
+    _temp_dir: str | None = None,
+    num_cpus: float | None = None,
+    num_gpus: int | None = None,
+    resources: dict[str, float] | None = None,
+    object_store_memory: int | None = None,
+    namespace: str | None = None,
+    runtime_env: dict[str, Any] | None = None,
+    ignore_reinit_error: bool = False,
+    log_to_driver: bool = True,
+    **others: Any,
+) -> Context:
+    """A cluster on this machine; with `address` or `redis_address` a program of that Ray cluster (`backend="ray"`)."""
+    check("ray.init", others, _NO_SUCH_OPTION, _NO_EFFECT)
+    if address and redis_address and address != redis_address:
+        raise OptionError(f"ray.init(address={address!r}, redis_address={redis_address!r}): give one of them")
+    address = address or redis_address or None
+    if address is not None and address.startswith("ray://"):
+        raise OptionError(
+            "ray.init('ray://...') is Ray's client: give the address of the head, HOST:6379, or 'auto'"
+        )
     if address == "local":
         address = None
-    if local_mode:
-        arguments["backend"] = "inproc"
-    if memory is not None:
-        arguments["resources"] = {**(arguments.get("resources") or {}), "memory": float(memory)}
-    if address is not None:
-        arguments |= {"backend": "ray", "address": address.removeprefix("ray://")}
-    rlplat.init(**arguments)
-    return {"address": address or "local", "node_ip_address": "127.0.0.1"}
+    if local_mode and address:
+        raise OptionError("ray.init(local_mode=True) runs in this process: omit the address")
+    rlplat.init(
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        resources=resources,
+        backend="inproc" if local_mode else "ray" if address else None,
+        address=address,
+        object_store_memory=object_store_memory,
+        spill_dir=_temp_dir or temp_dir,
+        namespace=namespace,
+        runtime_env=runtime_env,
+        ignore_reinit_error=ignore_reinit_error,
+        log_to_driver=log_to_driver,
+    )
+    return Context()
 
 
-def _renamed(options: dict[str, Any]) -> dict[str, Any]:
-    """Options with today's names."""
-    for old, new in (("num_return_vals", "num_returns"), ("max_reconstructions", "max_restarts")):
-        if old in options:
-            options[new] = options.pop(old)
-    return options
+def remote(*args: Any, **options: Any) -> Any:
+    """`@ray.remote`, `@ray.remote(num_gpus=1)`, `@ray.remote(num_return_vals=2)`."""
+    made = rlplat.remote(*args, **renamed(options))
+    return _with_old_names(made) if args else lambda target: _with_old_names(made(target))
 
 
-def remote(*given: Any, **options: Any) -> Any:
-    """`rlplat.remote`, with the options' old names."""
-    return rlplat.remote(*given, **_renamed(options))
-
-
-def method(**options: Any) -> Callable[[Any], Any]:
-    """`rlplat.method`, with the options' old names."""
-    made: Callable[[Any], Any] = rlplat.method(**_renamed(options))
+def _with_old_names(made: Any) -> Any:
+    """`f._remote(args=[1], num_gpus=1)` and the options' old names, in the process that decorated it."""
+    options = made.options
+    made.options = lambda **changes: _with_old_names(options(**renamed(changes)))
+    made._remote = lambda args=(), kwargs=None, **changes: made.options(**changes).remote(
+        *args, **(kwargs or {})
+    )
     return made
 
 
+def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return rlplat.method(**renamed(options))
+
+
+def renamed(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of 2017 to 2020 by today's names."""
+    for old, new in _OLD_OPTIONS.items():
+        if old in options and new in options:
+            raise OptionError(f"{old} is the old name of {new}: give one of them")
+    return {_OLD_OPTIONS.get(name, name): value for name, value in options.items()}
+
+
+def get(refs: Any, timeout: float | None = None) -> Any:
+    return rlplat.get(refs, timeout=timeout)
+
+
 def wait(
-    refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
-) -> Any:
-    """`rlplat.wait`; timeout: seconds (before Ray 0.7 they were milliseconds)."""
-    return rlplat.wait(refs, num_returns=num_returns, timeout=timeout)
+    refs: Any, num_returns: int = 1, timeout: float | None = None, *, fetch_local: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """timeout: seconds; in Ray before 0.6 it was milliseconds."""
+    return rlplat.wait(refs, num_returns=num_returns, timeout=timeout, fetch_local=fetch_local)
 
 
 def get_gpu_ids() -> list[int]:
-    return list(rlplat.get_runtime_context().gpu_ids)
-
-
-def shutdown(_exiting_interpreter: bool = False) -> None:
-    rlplat.shutdown()
-
-
-class _Spellings(MetaPathFinder, Loader):
-    """Finds `rlplat.compat.ray.util.sgd.torch`: the module of ours that has its names."""
-
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        inner = name.removeprefix(f"{_HERE}.")
-        return ModuleSpec(name, self, is_package=True) if inner in _MODULES and inner != name else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        name = module.__name__
-        home = _MODULES[name.removeprefix(f"{_HERE}.")]
-        sys.modules[name] = (
-            sys.modules[_HERE] if home == "core" else importlib.import_module(f"{_HERE}.{home}")
-        )
-
-
-if not any(type(finder).__name__ == "_Spellings" for finder in sys.meta_path):
-    sys.meta_path.append(_Spellings())
-
-_NAMES = {
-    "ActorDiedError": "ActorDied",
-    "GetTimeoutError": "GetTimeout",
-    "ObjectID": "ObjectRef",
-    "ObjectLostError": "ObjectLost",
-    "ObjectStoreFullError": "ObjectStoreFull",
-    "OutOfMemoryError": "OutOfMemory",
-    "RayActorError": "ActorDied",
-    "RayError": "RlplatError",
-    "RayTaskError": "TaskError",
-    "RuntimeEnvSetupError": "RuntimeEnvFailed",
-    "TaskCancelledError": "TaskCancelled",
-    "WorkerCrashedError": "WorkerCrashed",
-}
+    return list(get_runtime_context().gpu_ids)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OWN or name in _MODULES:
-        return importlib.import_module(f"{_HERE}.{name}")
-    named = _NAMES.get(name, name)
-    for home in (rlplat, errors):
-        if not named.startswith("_") and hasattr(home, named):
-            return getattr(home, named)
-    raise AttributeError(
-        f"module 'rlplat.compat.ray' has no attribute {name!r}: docs/from-ray.md says what is here"
-    )
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise missing(__name__, name)

@@ -1,131 +1,138 @@
-"""`ray.serve` by `rlplat.serve`: names and arguments of Ray. FastAPI's `ingress` is refused; see docs/serving.md."""
+"""`ray.serve` of today over `rlplat.serve`; that of 2020 (`serve.init`, endpoints, backends) is refused in words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
 from typing import Any
 
-from rlplat import serve as ours
-from rlplat.errors import ConfigError
+from rlplat import serve
+from rlplat.compat.ray.refusals import check, missing
+from rlplat.errors import OptionError
+from rlplat.serve import Application, Deployment, Handle, Running
+from rlplat.serve import model_id as get_multiplexed_model_id
 
-_SAME = ("name", "num_replicas", "user_config")
-_OPTIONS = {"max_ongoing_requests": "max_concurrency", "max_concurrent_queries": "max_concurrency",
-            "max_queued_requests": "max_queued", "graceful_shutdown_timeout_s": "drain_timeout_s",
-            "request_timeout_s": "request_timeout_s", "health_check_period_s": "health_check_period_s",
-            "health_check_timeout_s": "health_check_timeout_s"}  # fmt: skip
-_running: dict[str, Any] = {}
-get_multiplexed_model_id = ours.model_id
+DeploymentHandle = Handle
+_NOT_HERE = {
+    "route_prefix": "each application has its own port",
+    "health_check_period_s": "replicas that end are replaced",
+    "health_check_timeout_s": "replicas that end are replaced",
+    "graceful_shutdown_wait_loop_s": "running.stop(drain_s) of rlplat.serve.run",
+    "logging_config": "what replicas print is shown",
+    "placement_group_bundles": "resources of ray_actor_options",
+    "version": "running.update of rlplat.serve.run",
+    "local_testing_mode": "ray.init(local_mode=True)",
+    "external_scaler_enabled": "running.scale of rlplat.serve.run",
+}
+_OPTIONS = {
+    "num_replicas": "num_replicas",
+    "name": "name",
+    "user_config": "user_config",
+    "max_ongoing_requests": "max_concurrency",
+    "max_concurrent_queries": "max_concurrency",
+    "max_queued_requests": "max_queued",
+    "graceful_shutdown_timeout_s": "drain_timeout_s",
+}
+_AUTOSCALE = {
+    "min_replicas": "min_replicas",
+    "max_replicas": "max_replicas",
+    "target_ongoing_requests": "target_ongoing",
+    "target_num_ongoing_requests_per_replica": "target_ongoing",
+    "upscale_delay_s": "up_after_s",
+    "downscale_delay_s": "down_after_s",
+}
+_running: dict[str, Running] = {}
+_http: dict[str, Any] = {}
 
 
-def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for key, value in options.items():
-        if value is None:
-            continue
-        if key in _SAME and value != "auto":
-            made[key] = value
-        elif key in _OPTIONS:
-            made[_OPTIONS[key]] = value
-        elif key == "ray_actor_options":
-            for name, amount in value.items():
-                if name not in ("num_cpus", "num_gpus", "resources"):
-                    raise ConfigError(f"ray_actor_options: {name!r} is no option of a deployment here")
-                made[name] = amount
-        elif key == "autoscaling_config" or value == "auto":
-            made["autoscale"] = _autoscale({} if value == "auto" else dict(value))
-        else:
-            raise ConfigError(f"serve.deployment has no {key!r} here: docs/serving.md lists its options")
-    return made
-
-
-def _autoscale(given: dict[str, Any]) -> Any:
-    settings: dict[str, Any] = {}
-    for key in ("min_replicas", "max_replicas"):
-        if key in given:
-            settings[key] = given.pop(key)
-    for key in ("target_ongoing_requests", "target_num_ongoing_requests_per_replica"):
-        if key in given:
-            settings["target_ongoing"] = float(given.pop(key))
-    given.pop("initial_replicas", None)
-    if given:
-        raise ConfigError(
-            f"autoscaling_config: {', '.join(given)}: not here; there are {', '.join(settings)}"
-        )
-    return ours.Autoscale(**settings)
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Of `serve.deployment`, by our names."""
+    options: dict[str, Any] = {}
+    for name, ours in _OPTIONS.items():
+        if (value := given.pop(name, None)) is not None and (name, value) != ("max_queued_requests", -1):
+            options[ours] = value
+    actor = dict(given.pop("ray_actor_options", None) or {})
+    options |= {key: actor.pop(key) for key in ("num_cpus", "num_gpus", "resources") if key in actor}
+    if actor:
+        raise OptionError(f"ray_actor_options has {', '.join(actor)}: num_cpus, num_gpus, resources are here")
+    if scaling := given.pop("autoscaling_config", None):
+        check("autoscaling_config", {k: v for k, v in scaling.items() if k not in _AUTOSCALE}, {})
+        options["autoscale"] = serve.Autoscale(**{_AUTOSCALE[key]: value for key, value in scaling.items()})
+    if options.get("num_replicas") == "auto":
+        del options["num_replicas"]
+        options.setdefault("autoscale", serve.Autoscale())
+    if given.get("route_prefix") == "/":
+        del given["route_prefix"]
+    check("serve.deployment", given, _NOT_HERE)
+    return options
 
 
 def deployment(target: Any = None, **options: Any) -> Any:
-    """Decorator, with or without options."""
-    made = _translated(options)
-    return (
-        (lambda given: ours.deployment(given, **made)) if target is None else ours.deployment(target, **made)
-    )
+    made = serve.deployment(**_options(options))
+    return made if target is None else made(target)
 
 
-def batch(function: Any = None, *, max_batch_size: int = 10, batch_wait_timeout_s: float = 0.0) -> Any:
-    decorate = ours.batch(max_size=max_batch_size, max_wait_ms=1000 * batch_wait_timeout_s)
-    return decorate if function is None else decorate(function)
+def batch(
+    function: Any = None, *, max_batch_size: int = 10, batch_wait_timeout_s: float = 0.01, **others: Any
+) -> Any:
+    check("serve.batch", others, {"max_concurrent_batches": "batches run one after the other"})
+    made = serve.batch(max_size=max_batch_size, max_wait_ms=batch_wait_timeout_s * 1e3)
+    return made if function is None else made(function)
 
 
 def multiplexed(function: Any = None, *, max_num_models_per_replica: int = 3) -> Any:
-    decorate = ours.multiplexed(max_models=max_num_models_per_replica)
-    return decorate if function is None else decorate(function)
+    made = serve.multiplexed(max_models=max_num_models_per_replica)
+    return made if function is None else made(function)
 
 
-class _Handle:
-    """`DeploymentHandle`: `handle.remote(x).result()`, `await handle.method.remote(x)`."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return self._handle.remote(*args, **kwargs)
-
-    def options(self, *, multiplexed_model_id: str = "", stream: bool = False, method_name: str = "") -> Any:
-        handle = getattr(self._handle, method_name) if method_name else self._handle
-        if multiplexed_model_id:
-            handle = handle.options(model_id=multiplexed_model_id)
-        if stream:
-            raise ConfigError(
-                "handle.options(stream=True): `async for value in handle.stream(...)` of rlplat.serve"
-            )
-        return _Handle(handle)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return _Handle(getattr(self._handle, name))
+def start(http_options: dict[str, Any] | None = None, detached: bool = False, **others: Any) -> None:
+    """http_options: host, port."""
+    given = http_options if isinstance(http_options, dict) else vars(http_options) if http_options else {}
+    check("serve.start", others, {"proxy_location": "replicas accept connections themselves"})
+    check(
+        "http_options",
+        {k: v for k, v in given.items() if k not in ("host", "port")},
+        {"root_path": "a proxy's"},
+    )
+    _http.update({key: given[key] for key in ("host", "port") if key in given})
 
 
-def start(**options: Any) -> None:
-    """Nothing to start: `run` does."""
-    if options.get("http_options"):
-        raise ConfigError("serve.start(http_options=...): serve.run(app, host=..., port=...) here")
+class HTTPOptions:
+    def __init__(self, **options: Any) -> None:
+        vars(self).update(options)
 
 
 def run(
-    target: Any, *, name: str = "default", route_prefix: str | None = "/", blocking: bool = False,
-    host: str = "127.0.0.1", port: int = 8000, **others: Any,
-) -> Any:  # fmt: skip
-    """Start or replace the application `name`; its handle."""
-    if route_prefix not in ("/", None) or others:
-        raise ConfigError("serve.run: an application has a port of its own here (port=), and no route_prefix")
-    delete(name)
-    running = _running[name] = ours.run(target, host=host, port=None if route_prefix is None else port)
+    target: Application,
+    *,
+    blocking: bool = False,
+    name: str = "default",
+    route_prefix: str | None = "/",
+    **others: Any,
+) -> Handle:
+    """Start it, or update the application of that name; -> the handle of its ingress."""
+    check("serve.run", others, _NOT_HERE)
+    if route_prefix not in ("/", None):
+        raise OptionError(
+            f"serve.run(route_prefix={route_prefix!r}) is not here: {_NOT_HERE['route_prefix']}"
+        )
+    if name in _running:
+        _running[name].update(target)
+    else:
+        port = None if route_prefix is None else _http.get("port", 8000)
+        _running[name] = serve.run(target, host=_http.get("host", "127.0.0.1"), port=port)
     if blocking:
         try:
-            import signal
-
-            signal.pause()
-        except KeyboardInterrupt:
+            while name in _running:
+                time.sleep(1.0)
+        finally:
             delete(name)
-    return _Handle(running.handle)
+    return _running[name].handle if name in _running else Handle(name)
 
 
-def get_app_handle(name: str) -> Any:
+def get_app_handle(name: str = "default") -> Handle:
     if name not in _running:
-        raise ConfigError(f"no application {name!r} runs; there are {', '.join(_running) or 'none'}")
-    return _Handle(_running[name].handle)
+        raise OptionError(f"no application {name!r} runs here; there are {', '.join(_running) or 'none'}")
+    return _running[name].handle
 
 
 def status() -> dict[str, Any]:
@@ -133,20 +140,15 @@ def status() -> dict[str, Any]:
 
 
 def delete(name: str) -> None:
-    if name in _running:
-        _running.pop(name).stop()
+    if running := _running.pop(name, None):
+        running.stop()
 
 
 def shutdown() -> None:
     for name in list(_running):
         delete(name)
+    _http.clear()
 
 
 def __getattr__(name: str) -> Any:
-    told = {
-        "create_backend": "@serve.deployment", "create_endpoint": "serve.run", "init": "serve.run",
-        "ingress": "a method asgi(self) that returns the FastAPI app", "get_handle": "serve.get_app_handle",
-    }  # fmt: skip
-    if name in told:
-        raise AttributeError(f"rlplat.compat.ray.serve has no {name!r}; here it is {told[name]}")
-    raise AttributeError(f"rlplat.compat.ray.serve has no {name!r}; rlplat's own is in docs/serving.md")
+    raise missing(__name__, name)

@@ -1,24 +1,22 @@
-"""`ray.train`: `TorchTrainer` with a `train_loop_per_worker`, on rlplat's ranks (docs/data-parallel.md).
-
-`prepare_model` is torch's DistributedDataParallel and `prepare_data_loader` its DistributedSampler, as in Ray: the loop
-calls `loss.backward()` and `optimizer.step()` itself. A reported number is the mean over the ranks (Ray: rank 0's).
-"""
+"""`ray.train` and `ray.train.torch`: a function on every rank; torch's own DistributedDataParallel, as in Ray."""
 
 from __future__ import annotations
 
 import inspect
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlplat.compat.ray.session import Checkpoint, current, get_checkpoint, get_context, report, running
-from rlplat.errors import ConfigError
-
-__path__: list[str] = []  # its modules are found by the package's finder
-__all__ = ["Checkpoint", "get_checkpoint", "get_context", "report"]
+from rlplat import data_parallel
+from rlplat.compat.ray import session
+from rlplat.compat.ray.refusals import check, missing
+from rlplat.compat.ray.session import Checkpoint, get_checkpoint, get_context, report
+from rlplat.errors import OptionError
+from rlplat.paths import expanded
 
 
 @dataclass
@@ -26,229 +24,154 @@ class ScalingConfig:
     num_workers: int = 1
     use_gpu: bool = False
     resources_per_worker: Mapping[str, float] | None = None
-    trainer_resources: Mapping[str, float] | None = None
-    placement_strategy: str = "PACK"
 
 
 @dataclass
 class FailureConfig:
     max_failures: int = 0
-    fail_fast: bool = False
 
 
 @dataclass
 class CheckpointConfig:
     num_to_keep: int | None = None
-    checkpoint_score_attribute: str | None = None
-    checkpoint_score_order: str = "max"
     checkpoint_frequency: int = 0
-    checkpoint_at_end: bool = False
+    checkpoint_at_end: bool | None = None
 
 
 @dataclass
 class RunConfig:
     name: str | None = None
     storage_path: str | None = None
-    local_dir: str | None = None
+    stop: Any = None
+    verbose: int | None = None
     failure_config: FailureConfig | None = None
     checkpoint_config: CheckpointConfig | None = None
-    stop: Mapping[str, float] | None = None
-    verbose: int | None = None
-    callbacks: list[Any] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.storage_path = self.storage_path or self.local_dir
-        if self.callbacks:
-            raise ConfigError(
-                "RunConfig: Ray's callbacks do not run here: report what they would have written"
-            )
-        if self.checkpoint_config and self.checkpoint_config.checkpoint_score_attribute:
-            raise ConfigError("CheckpointConfig: the newest checkpoints are kept here, not the best")
+
+@dataclass
+class TorchConfig:
+    backend: str | None = None
 
 
 @dataclass
 class Result:
-    metrics: dict[str, Any]
-    checkpoint: Checkpoint | None
-    path: str
+    metrics: dict[str, Any] = field(default_factory=dict)
+    checkpoint: Checkpoint | None = None
+    path: str = ""
     error: Exception | None = None
     config: dict[str, Any] | None = None
     metrics_dataframe: Any = None
 
 
-class _RankSession:
-    """What a loop knows of its rank; ctx: rlplat's `torch.context.Context`."""
+class Rank:
+    """The session of a rank."""
 
-    def __init__(self, ctx: Any, folder: Path, keep: int | None) -> None:
-        self.ctx, self._folder, self._keep = ctx, folder, keep
-        self.trial_dir = str(folder)
+    def __init__(self, ctx: Any, directory: Path) -> None:
+        self._ctx, self.directory = ctx, directory
+        self.rank, self.world_size, self.device = ctx.rank, ctx.world_size, ctx.device
+        self.trial_id = directory.name
+        self._last = ctx.checkpoint
+        self._number = self._last["number"] if self._last else 0
 
-    def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None) -> None:
-        if checkpoint is not None and self.ctx.rank == 0:
-            kept = self._kept()
-            number = int(kept[-1].name.rpartition("_")[2]) + 1 if kept else 0
-            writing = self._folder / ".writing"
-            shutil.rmtree(writing, ignore_errors=True)
-            shutil.copytree(checkpoint.path, writing)
-            writing.rename(self._folder / f"checkpoint_{number:06d}")
-            for old in self._kept()[: -self._keep] if self._keep else []:
-                shutil.rmtree(old)
-        self.ctx.report(metrics)
+    def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None = None) -> None:
+        """The files of rank 0's checkpoint are copied into the run's directory."""
+        self._number += 1
+        path = self.directory / f"checkpoint_{self._number:06d}"
+        if checkpoint is not None and self.rank == 0:
+            shutil.copytree(checkpoint.path, path, dirs_exist_ok=True)
+        state = {"number": self._number, "directory": str(path)}
+        self._ctx.report(metrics, checkpoint=state if checkpoint is not None else False)
 
-    def _kept(self) -> list[Path]:
-        return sorted(self._folder.glob("checkpoint_*"))
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        kept = self._kept()
-        return Checkpoint(str(kept[-1])) if kept else None
-
-    def get_world_rank(self) -> int:
-        return int(self.ctx.rank)
-
-    def get_world_size(self) -> int:
-        return int(self.ctx.world_size)
-
-    get_local_rank, get_local_world_size = get_world_rank, get_world_size
-
-    def get_node_rank(self) -> int:
-        return 0
-
-    def get_trial_dir(self) -> str:
-        return self.trial_dir
-
-    def get_experiment_name(self) -> str:
-        return self._folder.name
-
-
-@dataclass
-class _Loop:
-    function: Callable[..., Any]
-    folder: str
-    keep: int | None
-
-    def __call__(self, ctx: Any, config: dict[str, Any]) -> None:
-        with running(_RankSession(ctx, Path(self.folder), self.keep)):
-            if inspect.signature(self.function).parameters:
-                self.function(config)
-            else:
-                self.function()
+    def get_checkpoint(self) -> Checkpoint | None:
+        return Checkpoint(self._last["directory"]) if self._last else None
 
 
 class TorchTrainer:
+    """`ray.train.torch.TorchTrainer`; what has creator functions is `ray.util.sgd.torch.TorchTrainer`."""
+
     def __init__(
         self,
-        train_loop_per_worker: Callable[..., Any],
+        train_loop_per_worker: Callable[..., None],
         *,
         train_loop_config: Mapping[str, Any] | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
-        torch_config: Any = None,
-        datasets: Any = None,
-        resume_from_checkpoint: Checkpoint | None = None,
+        torch_config: TorchConfig | None = None,
         **others: Any,
     ) -> None:
-        if datasets or others:
-            raise ConfigError(
-                f"TorchTrainer has no {', '.join(['datasets'] * bool(datasets) + list(others))} here: there is no Ray "
-                "Data; make the loader in the loop"
-            )
+        instead = {
+            "datasets": "a torch DataLoader in the loop, train.torch.prepare_data_loader(loader)",
+            "dataset_config": "a torch DataLoader in the loop",
+            "metadata": "what the loop reports",
+            "resume_from_checkpoint": "open it in the loop",
+        }
+        check("TorchTrainer", others, instead)
         self._loop, self._config = train_loop_per_worker, dict(train_loop_config or {})
         self._scaling, self._run = scaling_config or ScalingConfig(), run_config or RunConfig()
-        self._from = resume_from_checkpoint
+        self._torch = torch_config or TorchConfig()
+        if self._run.stop:
+            raise OptionError("RunConfig(stop=...) of a TorchTrainer is not here: return from the loop")
 
     def fit(self) -> Result:
-        """Run the loop on every worker; what it raises is raised here."""
-        from rlplat.data_parallel import TorchTrainer as Ours
+        name = self._run.name or f"{getattr(self._loop, '__name__', 'train')}-{datetime.now():%Y%m%d-%H%M%S}"
+        directory = expanded(Path(self._run.storage_path or "runs") / name).absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        user_loop, takes_config = self._loop, bool(inspect.signature(self._loop).parameters)
 
-        name = self._run.name or f"train-{datetime.now():%Y%m%d-%H%M%S}"
-        folder = Path(self._run.storage_path or "runs").expanduser().absolute() / name
-        folder.mkdir(parents=True, exist_ok=True)
-        if self._from is not None and not list(folder.glob("checkpoint_*")):
-            shutil.copytree(self._from.path, folder / "checkpoint_000000")
-        checkpoints = self._run.checkpoint_config
-        scaling = self._scaling
-        resources = {key.lower(): value for key, value in (scaling.resources_per_worker or {}).items()}
-        if scaling.use_gpu:
-            resources.setdefault("gpu", 1)
-        result = Ours(
-            _Loop(self._loop, str(folder), checkpoints.num_to_keep if checkpoints else None),
+        def loop(ctx: Any, config: dict[str, Any]) -> None:
+            with session.running(Rank(ctx, directory)):
+                user_loop(config) if takes_config else user_loop()
+
+        resources = self._scaling.resources_per_worker
+        lower = {"CPU": "cpu", "GPU": "gpu"}
+        trainer = data_parallel.TorchTrainer(
+            loop,
             self._config,
-            num_workers=scaling.num_workers,
-            use_gpu=scaling.use_gpu,
-            resources={"cpu": 1, **resources} if resources else None,
+            num_workers=self._scaling.num_workers,
+            use_gpu=self._scaling.use_gpu,
+            resources=None if resources is None else {lower.get(key, key): n for key, n in resources.items()},
             max_failures=self._run.failure_config.max_failures if self._run.failure_config else 0,
-        ).fit()
-        newest = sorted(folder.glob("checkpoint_*"))
-        found = Result(
-            result.metrics, Checkpoint(str(newest[-1])) if newest else None, str(folder), config=self._config
+            backend=self._torch.backend,
         )
-        try:
-            import pandas
-
-            found.metrics_dataframe = pandas.DataFrame(result.history)
-        except ImportError:
-            pass
-        return found
+        done = trainer.fit()
+        saved = done.state["user"] if done.state else None
+        return Result(done.metrics, Checkpoint(saved["directory"]) if saved else None, str(directory))
 
 
 def get_device() -> Any:
-    return current().ctx.device  # type: ignore[attr-defined]
+    return _rank().device
 
 
-def prepare_model(model: Any, move_to_device: bool = True, **ddp_options: Any) -> Any:
-    import torch
+def prepare_model(model: Any, **options: Any) -> Any:
+    """On the rank's device, in DistributedDataParallel where there are several ranks."""
+    from rlplat.compat.ray.torch_parallel import wrapped
 
-    ctx = current().ctx  # type: ignore[attr-defined]
-    model = model.to(ctx.device) if move_to_device else model
-    if ctx.world_size == 1:
-        return model
-    return torch.nn.parallel.DistributedDataParallel(model, **ddp_options.get("parallel_strategy_kwargs", {}))
+    check(
+        "prepare_model",
+        options,
+        {"parallel_strategy": "rlplat.data_parallel has sharding='full'"},
+        ("move_to_device",),
+    )
+    return wrapped(model, _rank())
 
 
 def prepare_data_loader(loader: Any, add_dist_sampler: bool = True, move_to_device: bool = True) -> Any:
-    """The rank's share of the loader, moved to its device."""
-    from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+    from rlplat.compat.ray.torch_parallel import sharded
 
-    ctx = current().ctx  # type: ignore[attr-defined]
-    if ctx.world_size > 1 and add_dist_sampler and not isinstance(loader.sampler, DistributedSampler):
-        if type(loader.sampler) not in (RandomSampler, SequentialSampler):
-            raise ConfigError(f"prepare_data_loader cannot share out a {type(loader.sampler).__name__}")
-        shuffle = isinstance(loader.sampler, RandomSampler)
-        loader = DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size,
-            sampler=DistributedSampler(loader.dataset, ctx.world_size, ctx.rank, shuffle=shuffle),
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            drop_last=loader.drop_last,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            generator=loader.generator,
-        )
-    return _Moved(loader, ctx.device) if move_to_device and ctx.device.type != "cpu" else loader
+    return sharded(loader, _rank(), add_dist_sampler, move_to_device)
 
 
-class _Moved:
-    """A loader whose batches are on a device."""
+def _rank() -> Rank:
+    found = session.current()
+    if not isinstance(found, Rank):
+        raise OptionError("ray.train.torch is for the function of a TorchTrainer, which this is not")
+    return found
 
-    def __init__(self, loader: Any, device: Any) -> None:
-        self._loader, self._device = loader, device
 
-    def __iter__(self) -> Any:
-        from torch.utils._pytree import tree_map
-
-        there = lambda leaf: leaf.to(self._device, non_blocking=True) if hasattr(leaf, "to") else leaf  # noqa: E731
-        return (tree_map(there, batch) for batch in self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+torch = sys.modules[__name__]
+for _name in ("torch", "session", "context", "data_parallel_trainer"):
+    sys.modules[f"{__name__}.{_name}"] = torch
 
 
 def __getattr__(name: str) -> Any:
-    if name == "torch":
-        import importlib
-
-        return importlib.import_module("rlplat.compat.ray.train.torch")
-    raise AttributeError(f"rlplat.compat.ray.train has no {name!r}; rlplat's own is in docs/data-parallel.md")
+    raise missing(__name__, name)

@@ -38,7 +38,9 @@ def decode(value: Any) -> Any:
 
 def random_state() -> dict[str, Any]:
     """Of Python's, numpy's and torch's global generators, the GPUs' included."""
-    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    name, numbers, *place = np.random.get_state()
+    numpy_state = (name, np.asarray(numbers).tolist(), *place)  # torch.load takes no array by default
+    state = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return encode(state)

@@ -1,11 +1,11 @@
-"""Tasks and actors, as the article on Ray of 2018 has them."""
+"""Tasks of 2017: a tree of products, object ids, wait, several returns, a GPU."""
 
 import time
 
 import numpy as np
-import rlplat.compat.ray as ray
+import ray
 
-ray.init(num_cpus=2, include_webui=False)
+ray.init(num_cpus=2, num_gpus=1)
 
 
 @ray.remote
@@ -18,48 +18,54 @@ def dot(a, b):
     return np.dot(a, b)
 
 
-@ray.remote(num_return_vals=2)
-def both(x):
-    return x, x + 1
+@ray.remote(num_return_vals=3)
+def three():
+    return 1, 2, 3
 
 
-a, b = zeros.remote((10, 10)), zeros.remote((10, 10))
-assert ray.get(dot.remote(a, b)).sum() == 0
-first, second = both.remote(1)
-assert ray.get([first, second]) == [1, 2]
-
-
-@ray.remote
-class ParameterServer(object):
-    def __init__(self, dim):
-        self.params = np.zeros(dim)
-
-    def get_params(self):
-        return self.params
-
-    def update_params(self, grad):
-        self.params += grad
+@ray.remote(num_gpus=1)
+def on_gpu():
+    return ray.get_gpu_ids()
 
 
 @ray.remote
-def worker(ps):
-    while True:
-        params = ray.get(ps.get_params.remote())
-        grad = np.ones(len(params))
-        time.sleep(0.01)
-        ps.update_params.remote(grad)
+def fib(n):
+    return n if n < 2 else sum(ray.get([fib.remote(n - 1), fib.remote(n - 2)]))
 
 
-ps = ParameterServer.remote(10)
-for _ in range(2):
-    worker.remote(ps)
-while ray.get(ps.get_params.remote())[0] < 5:
-    time.sleep(0.01)
+x, y = zeros.remote((10, 10)), ray.put(np.ones((10, 10)))
+assert ray.get(dot.remote(x, y)).sum() == 0
+a, b, c = three.remote()
+assert ray.get([a, b, c]) == [1, 2, 3]
+assert ray.get(three._remote(args=[], num_return_vals=3)) == [1, 2, 3]
+ready, waiting = ray.wait([zeros.remote(i) for i in range(4)], 2, timeout=10)
+assert len(ready) == 2 and len(waiting) == 2
+assert ray.get(on_gpu.remote()) == [0]
+assert ray.get(fib.remote(5)) == 5
 
-ready, rest = ray.wait([zeros.remote(1), zeros.remote(2)], num_returns=1, timeout=30)
-assert len(ready) == 1 and len(rest) == 1
+
+@ray.remote(max_reconstructions=0)
+class Counter:
+    def __init__(self):
+        self.value = 0
+
+    @ray.method(num_return_vals=2)
+    def increment(self):
+        self.value += 1
+        return self.value, time.time()
+
+
+counter = Counter.remote()
+
+
+@ray.remote
+def work(counter):
+    return ray.get(counter.increment.remote()[0])
+
+
+print(sorted(ray.get([work.remote(counter) for _ in range(3)])))
 try:
-    ray.get(dot.remote(np.zeros(2), np.zeros(3)))
+    ray.get(dot.remote(1, "a"))
 except ray.exceptions.RayTaskError as error:
-    assert "shapes" in str(error)
-print("success!")
+    print(type(error).__name__)
+ray.shutdown()

@@ -1,0 +1,3 @@
+"""`ray.actor`."""
+
+from rlplat import ActorHandle, exit_actor

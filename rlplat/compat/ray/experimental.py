@@ -1,0 +1,20 @@
+"""`ray.experimental`: where RaySGD and the queue were before 2020."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rlplat.compat.ray.refusals import missing
+from rlplat.compat.ray.util import queue, sgd
+
+sys.modules |= {
+    f"{__name__}.sgd": sgd,
+    f"{__name__}.sgd.pytorch": sgd.torch,
+    f"{__name__}.sgd.pytorch.pytorch_trainer": sgd.torch,
+    f"{__name__}.queue": queue,
+}
+
+
+def __getattr__(name: str) -> Any:
+    raise missing(__name__, name)
