@@ -83,6 +83,12 @@ def build_file_parser(verb: str) -> argparse.ArgumentParser:
     }
     parser = Parser(prog=f"rlplat serve {verb}", description=what[verb])
     parser.add_argument("file", metavar="FILE", type=expanded, nargs="?", default=Path("serve.yaml"))
+    parser.add_argument(
+        "--timeout-s",
+        metavar="SECONDS",
+        type=float,
+        help="how long it waits (default: 600 for deploy, 10 for status, 120 for shutdown)",
+    )
     if verb == "status":
         parser.add_argument("--json", action="store_true", help="everything that is known")
     return parser
@@ -161,18 +167,21 @@ def _refuse_ignored(run: str, arguments: list[str]) -> None:
 def _of_file(verb: str, options: argparse.Namespace) -> int:
     from rlplat.serve.files import verbs
 
+    if options.timeout_s is not None and not options.timeout_s > 0:
+        raise ConfigError(f"--timeout-s is a positive number, not {options.timeout_s}")
+    seconds = options.timeout_s or verbs.TIMEOUT_S[verb]
     if verb == "deploy":
-        done = verbs.deploy(options.file)
+        done = verbs.deploy(options.file, seconds)
         for name, what in done.items():
             print(f"{name}: {what}")
         if not done:
             print("nothing differs")
     elif verb == "shutdown":
-        verbs.shutdown(options.file)
+        verbs.shutdown(options.file, seconds)
     elif options.json:
-        print_json(verbs.status(options.file))
+        print_json(verbs.status(options.file, seconds))
     else:
-        _show(verbs.status(options.file))
+        _show(verbs.status(options.file, seconds))
     return 0
 
 

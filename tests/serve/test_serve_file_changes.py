@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from rlplat.cli import main
 from rlplat.errors import RlplatError
 from rlplat.serve.files import applications as applications_module
 from rlplat.serve.files.applications import Applications
+from rlplat.serve.files.control import ControlServer
 from rlplat.serve.files.settings import read_applications
 
 PROGRAM = "from rlplat import serve\n@serve.deployment\nclass A: pass\napp = A.bind()\n"
@@ -85,3 +89,24 @@ def test_an_application_that_fails_is_named_and_the_others_start(
     with pytest.raises(RlplatError, match=message):
         apply(applications, tmp_path, a=("broken", one), b=("b", two))
     assert list(applications._running) == ["b"]
+
+
+def test_a_process_that_gives_no_answer_is_named_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file, goes_on = tmp_path / "serve.yaml", threading.Event()
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        goes_on.wait()
+        return {"pid": 2**22, "is_ready": True}
+
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    with ControlServer(file, answer):
+        for verb in ("status", "deploy", "shutdown"):
+            assert main(["serve", verb, str(file), "--timeout-s", "0.05"]) == 1
+            said = capsys.readouterr().err
+            assert f"process {os.getpid()} that serves {file} gave no answer to status within 0.05 s" in said
+        goes_on.set()
+        assert main(["serve", "shutdown", str(file), "--timeout-s", "0.3"]) == 1
+        assert f"process {2**22} that serves {file} has not ended 0.3 s after" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import socketserver
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,18 +38,30 @@ def _place_of(file: Path) -> Path:
     return Path.home() / ".rlplat" / "serve" / f"{file.stem[:30]}-{digest}"
 
 
-def ask(file: Path, question: dict[str, Any], timeout_s: float | None = None) -> dict[str, Any] | None:
-    """The answer of the process that serves the file; None where there is none. RlplatError with what it says."""
+def ask(file: Path, question: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+    """The answer of the process that serves the file; None where there is none. RlplatError with what it says, or where
+    it gives no answer in time."""
+    who = "the process"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
             with _short(_place_of(file)) as folder:
                 connection.connect(f"{folder}/control")
+            pid = int.from_bytes(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder
+            )
+            who = f"process {pid}"
             connection.sendall(json.dumps(question).encode() + b"\n")
             with connection.makefile("rb") as reader:
                 line = reader.readline()
         except (FileNotFoundError, ConnectionError):
             return None
+        except TimeoutError:
+            raise RlplatError(
+                f"{who} that serves {file} gave no answer to {question['do']} within {timeout_s:g} s: it is busy, "
+                f"stopped or hangs (its log, where deploy started it: {_place_of(file) / 'log.txt'}); wait longer with "
+                "--timeout-s, or end the process"
+            ) from None
     if not line:
         return None  # it ended meanwhile
     answer: dict[str, Any] = json.loads(line)
@@ -100,11 +113,13 @@ class ControlServer:
         self._lock.close()
 
 
-def wait_until_free(file: Path) -> None:
-    """Until the process that serves the file has ended."""
+def wait_until_free(file: Path, timeout_s: float) -> bool:
+    """Until the process that serves the file has ended; whether it has, within this time."""
+    end = time.monotonic() + timeout_s
     with (folder_of(file) / "lock").open("w") as lock:
-        while not _take(lock):
+        while not (is_free := _take(lock)) and time.monotonic() < end:
             time.sleep(0.02)
+    return is_free
 
 
 @contextlib.contextmanager
