@@ -14,13 +14,16 @@ print meanwhile appears above it.
 
 from __future__ import annotations
 
+import itertools
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from rlplat.durations import duration_text
@@ -102,28 +105,24 @@ class LiveTable(View):
 def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     """At most `height - 1` lines of at most `width` cells."""
     lines = height - 1 - len(head := _head(snapshot, width)) - 1  # the table's own header
-    running = [trial for trial in snapshot.live if trial.state is TrialState.RUNNING]
-    others = [trial for trial in snapshot.live if trial.state is not TrialState.RUNNING]
+    others = sorted(snapshot.live, key=lambda trial: trial.state is not TrialState.RUNNING)
     best = list(snapshot.best[:_NUM_BEST])
-    best_numbers = {trial.number for trial in best}
-    waiting = [trial for trial in [*running, *others] if trial.number not in best_numbers]
-    if lines < len(best) + len(waiting) + 2:  # a short terminal shows both, the best first
-        best = best[: max(1, min(_NUM_BEST, (lines - 2) // 3))]
-        best_numbers = {trial.number for trial in best}
-        waiting = [trial for trial in [*running, *others] if trial.number not in best_numbers]
-    space = max(0, lines - len(best) - 2 - (0 if len(best) else 1))
+    if lines < len(best) + len(others) + 2:  # a short terminal shows both, the best first
+        best = best[: max(1, (lines - 2) // 3)]
+    numbers = {trial.number for trial in best}
+    waiting = [trial for trial in others if trial.number not in numbers]
+    space = max(0, lines - len(best) - 2 - (0 if best else 1))
     shown = waiting if len(waiting) <= space else waiting[: max(0, space - 1)]
-    rows: list[Trial | str] = [*(["best"] if best else []), *best]
-    rows += ["now", *shown] if shown else []
-    if len(shown) < len(waiting):
-        rows.append(f"… and {len(waiting) - len(shown):,} more")
-    return Group(*head, *table(rows, snapshot.metric, width)[: max(0, lines + 1)])
+    rows: list[Trial | str] = [*(["best"] if best else []), *best, *(["now"] if shown else []), *shown]
+    more = f"… and {len(waiting) - len(shown):,} more"
+    end = [_line(more, width)] if len(shown) < len(waiting) and lines > len(rows) else []
+    return Group(*head, table(rows[: max(0, lines)], snapshot.metric, width), *end)
 
 
 def last_picture(snapshot: Snapshot, width: int) -> RenderableType:
     """What stays when the experiment has ended: the ten best with their parameters."""
     best = list(snapshot.best[:10])
-    return Group(*_head(snapshot, width), *(table(list(best), snapshot.metric, width) if best else []))
+    return Group(*_head(snapshot, width), *([table(best, snapshot.metric, width)] if best else []))
 
 
 def _head(snapshot: Snapshot, width: int) -> list[Text]:
@@ -140,108 +139,61 @@ def _head(snapshot: Snapshot, width: int) -> list[Text]:
     return [_line(bar, width), _line(counts_text(snapshot) + slots, width)]
 
 
-def table(rows: Sequence[Trial | str], metric: tuple[str, ...], width: int) -> list[Text]:
-    """Header and one line per row; a text among the rows is a heading. Columns: trial, state, metrics, reports,
-    seconds, and as many parameters as fit; those that differ between the trials stay first."""
+def table(rows: Sequence[Trial | str], metric: tuple[str, ...], width: int) -> Table:
+    """A text among the rows is a heading. Columns: trial, state, metrics, reports, seconds, and as many parameters as
+    fit: where not all do, those that differ between the trials (`+3`: parameters that are missing)."""
     trials = [row for row in rows if isinstance(row, Trial)]
-    has_progress = any(trial.progress != trial.step for trial in trials)
-    columns = [_Column("trial", [str(trial.number) for trial in trials], True)]
-    columns.append(_Column("state", [str(trial.state) for trial in trials], False))
-    names = short_names(list(metric))
-    for index, name in enumerate(metric):
-        cells = [value_text(trial.values[index]) if index < len(trial.values) else "-" for trial in trials]
-        columns.append(_Column(names[name], cells, True))
-    columns.append(_Column("steps", [f"{trial.step:,}" for trial in trials], True))
-    if has_progress:
-        columns.append(_Column("progress", [_amount(trial.progress) for trial in trials], True))
-    columns.append(_Column("time", [duration_text(trial.run_s) for trial in trials], True))
-    columns = _fitting(columns, _parameters(trials), width)
-    lines = [Text(_joined([column.header() for column in columns], width), style="bold")]
-    cells_by_trial = iter(range(len(trials)))
+    fixed = {
+        "trial": [str(trial.number) for trial in trials],
+        "state": [str(trial.state) for trial in trials],
+    }
+    for index, name in enumerate(short_names(list(metric)).values()):
+        fixed[name] = [value_text(trial.values[index]) if trial.values else "-" for trial in trials]
+    fixed["steps"] = [f"{trial.step:,}" for trial in trials]
+    if any(trial.progress != trial.step for trial in trials):
+        fixed["progress"] = [_amount(trial.progress) for trial in trials]
+    fixed["time"] = [duration_text(trial.run_s) for trial in trials]
+    names = short_names(list(dict.fromkeys(name for trial in trials for name in trial.params)))
+    params = {
+        short: [value_text(trial.params[name]) if name in trial.params else "" for trial in trials]
+        for name, short in names.items()
+    }
+    kept = {name: cells for name, cells in params.items() if len(set(cells)) > 1} or dict(params)
+    first = dict(itertools.islice(kept.items(), 1))
+    for name in _LESS_NEEDED:  # a narrow terminal
+        if _width(fixed) + _width(first, _SHORTEST_CELL) - 2 > width:
+            fixed.pop(name, None)
+    if _width(fixed) + _width(params) - 2 <= width:
+        kept = params
+    while kept and _width(fixed) + _width(kept, _SHORTEST_CELL) - 2 > width:
+        kept.popitem()
+    made = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in fixed:
+        made.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    for name, cells in kept.items():
+        is_number = all(re.fullmatch(r"[-+.\de]*", cell) for cell in cells)
+        title = Text(name, no_wrap=True, overflow="ellipsis")
+        made.add_column(title, justify="right" if is_number else "left", max_width=_LONGEST_CELL)
+    more = f"+{len(params) - len(kept)}"
+    if len(kept) < len(params) and _width(fixed) + _width(kept, _SHORTEST_CELL) + len(more) <= width:
+        made.add_column(more, no_wrap=True)
+    position = itertools.count()
     for row in rows:
         if isinstance(row, str):
-            lines.append(_line(row, width, "bold dim"))
+            made.add_row(Text(row, justify="left"), style="bold dim")
             continue
-        index = next(cells_by_trial)
+        at = next(position)
+        cells = [*(column[at] for column in fixed.values()), *(column[at] for column in kept.values())]
         style = _STYLES.get(row.state, "")
-        lines.append(Text(_joined([column.cell(index) for column in columns], width), style=style))
-    return lines
-
-
-class _Column:
-    def __init__(self, name: str, cells: list[str], is_right: bool) -> None:
-        self.name, self.cells, self.is_right = name, cells, is_right
-        self.width = max(map(cell_len, [name, *cells]))
-        self.varies = len(set(cells)) > 1
-
-    def header(self) -> str:
-        return self._fit(self.name)
-
-    def cell(self, index: int) -> str:
-        return self._fit(self.cells[index])
-
-    def _fit(self, text: str) -> str:
-        length = cell_len(text)
-        if length > self.width:
-            return set_cell_size(text, self.width - 1) + "…"
-        return " " * (self.width - length) + text if self.is_right else text + " " * (self.width - length)
-
-
-def _parameters(trials: Sequence[Trial]) -> list[_Column]:
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    short = short_names(names)
-    columns = []
-    for name in names:
-        cells = [value_text(trial.params[name]) if name in trial.params else "" for trial in trials]
-        values = [trial.params[name] for trial in trials if name in trial.params]
-        is_right = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        column = _Column(short[name], cells, is_right)
-        column.width = min(column.width, _LONGEST_CELL)
-        columns.append(column)
-    return columns
+        made.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells), style=style)
+    return made
 
 
 _LESS_NEEDED = ("time", "progress", "state", "steps")
 
 
-def _fitting(fixed: list[_Column], parameters: list[_Column], width: int) -> list[_Column]:
-    """What fits. On a narrow terminal parameters that are the same in every row go, the widest get narrower, the last
-    ones go; before the first one would go, so do columns that are needed less. `+3`: parameters that are missing."""
-    for num_without in range(len(_LESS_NEEDED) + 1):
-        columns = [column for column in fixed if column.name not in _LESS_NEEDED[:num_without]]
-        kept = _squeezed(parameters, width - _total(columns) - 2)
-        if _total(columns) <= width and (kept or not parameters):
-            break
-    if num_missing := len(parameters) - len(kept):
-        more = _Column(f"+{num_missing}", [""] * len(fixed[0].cells), False)
-        if _total([*columns, *kept, more]) <= width:
-            kept.append(more)
-    return [*columns, *kept]
-
-
-def _squeezed(parameters: list[_Column], width: int) -> list[_Column]:
-    kept = list(parameters)
-    if _total(kept) > width:
-        kept = [column for column in kept if column.varies] or kept[:1]
-    widths = [column.width for column in kept]
-    while kept and sum(widths) + 2 * len(widths) - 2 > width:
-        if (most := max(widths)) > _SHORTEST_CELL:
-            widths[widths.index(most)] -= 1
-        else:
-            widths.pop()
-            kept.pop()
-    for column, narrower in zip(kept, widths, strict=True):
-        column.width = narrower
-    return kept
-
-
-def _total(columns: Sequence[_Column]) -> int:
-    return sum(column.width + 2 for column in columns) - 2
-
-
-def _joined(cells: Sequence[str], width: int) -> str:
-    text = "  ".join(cells).rstrip()
-    return text if cell_len(text) <= width else set_cell_size(text, width)
+def _width(columns: Mapping[str, Sequence[str]], longest: int = _LONGEST_CELL) -> int:
+    return sum(min(longest, max(map(cell_len, [name, *cells]))) + 2 for name, cells in columns.items())
 
 
 def _line(text: str, width: int, style: str = "") -> Text:

@@ -57,7 +57,7 @@ def a_snapshot(num_running: int, num_best: int, *, num_trials: int | None = 1000
 def lines_of(content: Any, width: int, height: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
     console.print(content)
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
