@@ -8,7 +8,7 @@ import signal
 import pytest
 
 import rlplat
-from tests.faults.programs import BUSY_DRIVER, WORK, eventually, program
+from tests.faults.programs import BUSY_DRIVER, WORK, eventually, next_line, program
 from tests.leak_meter import MARK, marked_processes
 
 pytestmark = pytest.mark.process
@@ -22,6 +22,28 @@ def test_kill_of_the_driver_leaves_nothing() -> None:
         driver.kill(signal.SIGKILL)
         driver.process.wait()
         assert driver.is_all_gone(), driver.left_behind()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_forked_child_that_lives_on_does_not_keep_the_cluster(is_killed: bool) -> None:
+    forks = "forked = os.fork()\nif not forked:\n    time.sleep(600)\n"
+    orderly = (
+        "own = rlplat.runtime.refs.backend()\nrlplat.shutdown()\nprint(own._node.returncode, flush=True)\n"
+    )
+    ends = "time.sleep(600)" if is_killed else orderly
+    with program(BUSY_DRIVER + forks + "print(forked, flush=True)\n" + ends) as driver:
+        _, node = driver.numbers
+        assert driver.process.stdout is not None
+        forked = int(next_line(driver.process.stdout))
+        try:
+            if is_killed:
+                driver.kill(signal.SIGKILL)
+                driver.process.wait()
+            else:
+                assert next_line(driver.process.stdout) == "0\n"  # it was not killed after 5 s
+            assert eventually(lambda: not os.path.exists(f"/proc/{node}"))
+        finally:
+            os.kill(forked, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
