@@ -63,6 +63,7 @@ from rlplat.rl.user_code import home_of, names_in
 if TYPE_CHECKING:
     from rlplat.rl.run.typed_settings import AnySettings
 
+THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 SAVE_ATTEMPTS = 3
 """For the checkpoint at the end of a run, and the one after a failure."""
 SAVE_AFTER_FAILURE_S = 120.0
@@ -434,6 +435,7 @@ def _run(
         with (
             Interruption(progress.say) as interruption,
             showing_log("rlplat.start", progress),
+            one_blas_thread(),
             open_run(plan, directory, checkpoint, progress, initial=initial) as (algorithm, run, evaluations),
         ):
             begun, progress.is_made = run, True
@@ -463,6 +465,20 @@ def _run(
         raise
     finally:
         progress.close()
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Numpy's products in this process take one thread, as in workers: their sums, and with them a run, depend on the
+    number; and two threads of several processes that spin for each other take ten times as long. A number in the
+    environment counts."""
+    if any(os.environ.get(name) for name in THREADS):
+        yield
+        return
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def _is_found(env: Any) -> bool:

@@ -90,7 +90,12 @@ class RayBackend:
             name
         ) in cloudpickle.list_registry_pickle_by_value():  # Ray's copy of cloudpickle has a list of its own
             ray.cloudpickle.register_pickle_by_value(sys.modules[name])
-        known = {name: os.environ[name] for name in (node_types.VARIABLE,) if name in os.environ}
+        # Thread counts as in our own workers: one for OpenBLAS, and what the user's environment
+        # says; with others, sums have other last bits, and a run goes another way.
+        passed = (node_types.VARIABLE, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+        known = {"OPENBLAS_NUM_THREADS": "1"} | {
+            name: os.environ[name] for name in passed if name in os.environ
+        }
         env["env_vars"] = {_DRIVERS_VERSION: _VERSION} | known | env.get("env_vars", {})
         env["worker_process_setup_hook"] = attach
         try:

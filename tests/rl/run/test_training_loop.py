@@ -10,7 +10,7 @@ import pytest
 from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Result
 from rlplat.rl.run import run_directory
-from rlplat.rl.run.training_loop import stop_reason, train, training_loop
+from rlplat.rl.run.training_loop import THREADS, one_blas_thread, stop_reason, train, training_loop
 from tests.cli.counting_algorithm import CountingAlgorithm, CountingConfig
 
 ALGO = "tests.cli.counting_algorithm:CountingAlgorithm"
@@ -111,3 +111,20 @@ def test_the_algorithm_is_closed_whatever_happens(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError):
         train(ALGO, env="X", out=tmp_path / "a" / "config.yaml" / "b")
     assert len(closed) == 2
+
+
+def test_numpy_takes_one_thread_while_a_run_is_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    def threads() -> set[int]:
+        return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    with threadpool_limits(2, user_api="blas"):
+        with one_blas_thread():
+            assert threads() == {1}
+        assert threads() == {2}
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+        with one_blas_thread():
+            assert threads() == {2}

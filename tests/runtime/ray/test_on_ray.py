@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -74,3 +75,35 @@ def test_the_basic_contracts_hold_on_ray_and_what_differs_differs() -> None:
     )
     assert done.returncode == 0, done.stdout[-8000:]
     assert "passed" in done.stdout
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_equal_seeds_are_equal_returns_on_both_whatever_the_shell_says_of_threads(tmp_path: Path) -> None:
+    """The suite's own environment sets the threads of BLAS; a user's does not."""
+    bare = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    words = "--evaluation.episodes 0 --algo ppo --env CartPole-v1 --seed 11 --stop.env-steps 9000"
+
+    def returns(name: str, *more: str, **variables: str) -> list[float]:
+        command = [
+            sys.executable,
+            "-m",
+            "rlplat.cli",
+            "train",
+            *words.split(),
+            "--out",
+            str(tmp_path / name),
+            *more,
+        ]
+        environment = {**bare, "PYTHONPATH": str(ROOT), **variables}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [row["episode_return_mean"] for row in map(json.loads, lines) if "episode_return_mean" in row]
+
+    own = returns("own")
+    assert len(own) > 2
+    assert returns("ray", "--backend", "ray") == own
+    assert returns("one-thread", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1") == own
