@@ -16,11 +16,15 @@ class Refused(RlplatError):
     raise its own: `Refused(409, "stale", "...")`. ValueError where the status is none of an error, 400 to 599.
     """
 
-    def __init__(self, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, retry_after_s: float | None = None, allow: str = ""
+    ) -> None:
+        """allow: of a 405, the methods that there are, as the header `Allow` has them."""
         if status not in range(400, 600):
             raise ValueError(f"Refused: the status is {status!r}; expected that of an error, 400 to 599")
-        super().__init__(status, code, message, retry_after_s)
+        super().__init__(status, code, message, retry_after_s, allow)
         self.status, self.code, self.message, self.retry_after_s = status, code, message, retry_after_s
+        self.allow = allow
 
     def __str__(self) -> str:
         return self.message
@@ -31,6 +35,15 @@ class Refused(RlplatError):
 
 def busy(what: str, num_waiting: int) -> Refused:
     return Refused(503, "busy", f"{what}: {num_waiting} requests wait already; try again later", 1.0)
+
+
+def require_method(method: str, expected: str, path: str) -> None:
+    """expected: GET or POST or DELETE; HEAD is as GET."""
+    if method != expected and not (method == "HEAD" and expected == "GET"):
+        message = f"{path:.200} takes {expected}, not {method}"
+        raise Refused(
+            405, "method-not-allowed", message, allow="GET, HEAD" if expected == "GET" else expected
+        )
 
 
 class Gate:

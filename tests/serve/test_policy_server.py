@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,15 @@ def test_what_does_not_fit_is_refused_with_its_reason(served: Running, case: str
     assert got[0] == status and text in got[2], got
 
 
+@pytest.mark.skipif(shutil.which("schemathesis") is None, reason="schemathesis is not installed")
+def test_the_description_says_what_the_server_does(served: Running, tmp_path: Path) -> None:
+    """By a tool that makes requests of it. Left out: that all that a schema allows is accepted (raw bytes of rows)."""
+    page, excluded = f"{served.url}/openapi.json", "positive_data_acceptance"
+    command = ["schemathesis", "run", page, "--exclude-checks", excluded, "--max-examples", "50"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
+
+
 def test_wrong_requests_around_the_body(served: Running) -> None:
     binary = {"content-type": "application/octet-stream"}
     assert refusal(served, b"123", binary)[:2] == (400, "bad-length")
@@ -172,6 +183,17 @@ def test_health_metrics_and_description(served: Running, runs: Path) -> None:
     assert sum(sample.value for sample in requests if sample.labels["status"] == "200") >= 20
     assert families["rlplat_serve_rows"].type == "counter"
     _, page, _ = request(served.url, "GET", "/openapi.json")
+    for path, operations in page["paths"].items():
+        for method in {"get", "post", "delete"} - set(operations):
+            status, _, headers = request(served.url, method.upper(), path)
+            assert status == 405 and headers["allow"].split(", ")[0].lower() in operations, (method, path)
+    infer = page["paths"]["/v2/models/demo/infer"]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]
+    schemas = {f"#/components/schemas/{name}": each for name, each in page["components"]["schemas"].items()}
+    assert schemas[infer["$ref"]]["required"] == ["inputs"]
+    tensor = schemas[schemas[infer["$ref"]]["properties"]["inputs"]["items"]["$ref"]]
+    assert tensor["required"] == ["name", "shape", "datatype", "data"]
     schema = page["paths"]["/v1/act"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert schema["properties"]["obs"]["oneOf"][0]["minItems"] == 4
     _, about, _ = request(served.url, "GET", "/v1/policy")

@@ -26,7 +26,7 @@ from rlplat.serve.http.sharing import Share, pass_on, take_over
 from rlplat.serve.listening import fetch_sockets
 from rlplat.serve.metrics import Metrics
 from rlplat.serve.multiplexing import HEADER, ModelRequest, checked_model_id
-from rlplat.serve.refusals import Gate, Refused
+from rlplat.serve.refusals import Gate, Refused, require_method
 
 try:
     from uvicorn import Config
@@ -261,11 +261,12 @@ class HttpServer:
             except Refused as refusal:  # before it was accepted
                 await refuse(scope, receive, send, refusal)
             return
-        if scope["path"] == "/metrics":
-            await _send_text(send, await self._scrape())
-            return
         begin = perf_counter()
         try:
+            if scope["path"] == "/metrics":
+                require_method(scope["method"], "GET", "/metrics")
+                await _send_text(send, await self._scrape())
+                return
             seconds = _timeout_s(scope, self._options.request_timeout_s)
             model_id = _model_id(scope)
             _require_length(scope, self._options.max_body_bytes)
@@ -417,6 +418,8 @@ async def refuse(scope: Scope, receive: Receive, send: Send, refusal: Refused) -
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(refusal.retry_after_s))).encode()))
+    if refusal.allow:
+        headers.append((b"allow", refusal.allow.encode()))
     if refusal.status == 413:
         headers.append(_CLOSE)  # the rest of the body is not read
     await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})

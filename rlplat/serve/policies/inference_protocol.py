@@ -19,7 +19,7 @@ from rlplat.errors import RlplatError
 from rlplat.rl.obs_tree import obs_rows
 from rlplat.serve.policies.acting import ServedPolicy
 from rlplat.serve.policies.bodies import Rows, bad, require_numbers, require_rows
-from rlplat.serve.refusals import Refused
+from rlplat.serve.refusals import Refused, require_method
 
 DTYPES = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
@@ -29,7 +29,13 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class _Tensor(msgspec.Struct):
+class _Described(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class _Tensor(msgspec.Struct, omit_defaults=True):
     name: str
     shape: list[int]
     datatype: str
@@ -49,7 +55,67 @@ class _Infer(msgspec.Struct):
     outputs: list[_Wanted] = []
 
 
+class _Inferred(msgspec.Struct, omit_defaults=True):
+    model_name: str
+    model_version: str
+    outputs: list[_Tensor]
+    id: str | None = None
+
+
+class _Server(msgspec.Struct):
+    name: str
+    version: str
+    extensions: list[str] = []
+
+
+class _Model(msgspec.Struct):
+    name: str
+    platform: str
+    inputs: list[_Described]
+    outputs: list[_Described]
+    versions: list[str] = []
+
+
+class _Live(msgspec.Struct):
+    live: bool = True
+
+
+class _Ready(msgspec.Struct):
+    ready: bool = True
+
+
+class _ModelReady(msgspec.Struct):
+    name: str
+    ready: bool = True
+
+
 _DECODER = msgspec.json.Decoder(_Infer)
+
+
+def described(model: str, refusals: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The paths and the schemas of the protocol, for OpenAPI. refusals: the answers of each that are errors."""
+    answers = {
+        "/v2": _Server,
+        "/v2/health/live": _Live,
+        "/v2/health/ready": _Ready,
+        f"/v2/models/{model}": _Model,
+        f"/v2/models/{model}/ready": _ModelReady,
+        f"/v2/models/{model}/infer": _Inferred,
+    }
+    template = "#/components/schemas/{name}"
+    (request, *refs), schemas = msgspec.json.schema_components(
+        [_Infer, *answers.values()], ref_template=template
+    )
+    paths: dict[str, Any] = {}
+    for path, ref in zip(answers, refs, strict=True):
+        answer = {"description": "it is", "content": {"application/json": {"schema": ref}}}
+        operation = {"summary": "Open Inference Protocol 2", "responses": {"200": answer, **refusals}}
+        if path.endswith("/infer"):
+            body = {"required": True, "content": {"application/json": {"schema": request}}}
+            paths[path] = {"post": {**operation, "requestBody": body}}
+        else:
+            paths[path] = {"get": operation}
+    return paths, schemas
 
 
 class InferenceProtocol:
@@ -59,17 +125,18 @@ class InferenceProtocol:
         self._leaves = list(_leaves(spaces.observation_space, ()))
         """(name, keys, space) of every array of an observation."""
 
-    async def answer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
+    async def answer(self, method: str, path: str, body: bytes) -> msgspec.Struct:
         server = self._server
         parts = path.strip("/").split("/")[1:]
+        require_method(method, "POST" if parts[-1:] == ["infer"] else "GET", path)
         match parts:
             case []:
-                return {"name": "rlplat", "version": rlplat.__version__, "extensions": []}
+                return _Server("rlplat", rlplat.__version__)
             case ["health", "live"]:
-                return {"live": True}
+                return _Live()
             case ["health", "ready"]:
                 await server.check()
-                return {"ready": True}
+                return _Ready()
             case ["models", name, *rest]:
                 if name != server.model:
                     raise Refused(
@@ -79,16 +146,14 @@ class InferenceProtocol:
                     return self._metadata()
                 if rest == ["ready"]:
                     await server.check()
-                    return {"name": server.model, "ready": True}
+                    return _ModelReady(server.model)
                 if rest == ["infer"]:
-                    if method != "POST":
-                        raise Refused(405, "method-not-allowed", f"{path} takes POST, not {method}")
                     return await self._infer(body)
         raise Refused(
             404, "not-found", f"there is nothing at {path:.200}; /v2/models/{server.model}/infer infers"
         )
 
-    def _metadata(self) -> dict[str, Any]:
+    def _metadata(self) -> _Model:
         spaces = self._server.agent.spaces
         inputs = [_described(name, space.dtype, space.shape) for name, _, space in self._leaves]
         if spaces.has_mask and all(name != "action_mask" for name, _, _ in self._leaves):
@@ -97,15 +162,9 @@ class InferenceProtocol:
         for name in ("log_prob", "value"):
             outputs.append(_described(name, np.dtype(np.float32), ()))
         platform = f"rlplat_{self._server.agent.checkpoint.info.algorithm}"
-        return {
-            "name": self._server.model,
-            "versions": [],
-            "platform": platform,
-            "inputs": inputs,
-            "outputs": outputs,
-        }
+        return _Model(self._server.model, platform, inputs, outputs)
 
-    async def _infer(self, body: bytes) -> dict[str, Any]:
+    async def _infer(self, body: bytes) -> _Inferred:
         server = self._server
         try:
             asked = _DECODER.decode(body)
@@ -122,9 +181,8 @@ class InferenceProtocol:
         outputs += [_written(name, columns[name]) for name in request.outputs]
         if asked.outputs:
             names = {each.name for each in asked.outputs}
-            outputs = [each for each in outputs if each["name"] in names]
-        answer = {"model_name": server.model, "model_version": str(acted.env_steps), "outputs": outputs}
-        return answer if asked.id is None else {**answer, "id": asked.id}
+            outputs = [each for each in outputs if each.name in names]
+        return _Inferred(server.model, str(acted.env_steps), outputs, asked.id)
 
     def _read(self, asked: _Infer) -> Rows:
         server = self._server
@@ -235,14 +293,9 @@ def _array(tensor: _Tensor) -> np.ndarray:
         ) from None
 
 
-def _described(name: str, dtype: Any, shape: tuple[int, ...]) -> dict[str, Any]:
-    return {"name": name, "datatype": _NAMES[np.dtype(dtype).name], "shape": [-1, *shape]}
+def _described(name: str, dtype: Any, shape: tuple[int, ...]) -> _Described:
+    return _Described(name, _NAMES[np.dtype(dtype).name], [-1, *shape])
 
 
-def _written(name: str, array: np.ndarray) -> dict[str, Any]:
-    return {
-        "name": name,
-        "shape": list(array.shape),
-        "datatype": _NAMES[array.dtype.name],
-        "data": array.ravel().tolist(),
-    }
+def _written(name: str, array: np.ndarray) -> _Tensor:
+    return _Tensor(name, list(array.shape), _NAMES[array.dtype.name], array.ravel().tolist())

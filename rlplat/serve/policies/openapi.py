@@ -6,6 +6,7 @@ from typing import Any
 
 import rlplat
 from rlplat.serve.policies.acting import ServedPolicy
+from rlplat.serve.policies.inference_protocol import described
 
 
 def openapi(server: ServedPolicy) -> dict[str, Any]:
@@ -23,8 +24,12 @@ def openapi(server: ServedPolicy) -> dict[str, Any]:
             "description": "the most likely action; false draws one",
         },
         "outputs": {"type": "array", "items": {"enum": ["log_prob", "value", "state"]}},
-        "session": {"type": "string", "description": "from POST /v1/sessions"},
-        "seq": {"type": "integer", "minimum": 1, "description": "number of this step in the session"},
+        "session": {"type": ["string", "null"], "description": "from POST /v1/sessions"},
+        "seq": {
+            "type": ["integer", "null"],
+            "minimum": 1,
+            "description": "number of this step in the session",
+        },
         "reset": {"type": "boolean", "default": False, "description": "this observation begins an episode"},
     }
     if agent.state_size:
@@ -55,7 +60,8 @@ def openapi(server: ServedPolicy) -> dict[str, Any]:
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     raw = {} if server.raw is None or server.raw.problem else binary
     error = {"description": "why not", "content": _json({"$ref": "#/components/schemas/Error"})}
-    refusals = dict.fromkeys(("400", "410", "413", "422", "503", "504"), error)
+    refusals = dict.fromkeys(("400", "409", "410", "413", "415", "422", "503", "504"), error)
+    paths, schemas = described(server.model, refusals)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -93,18 +99,13 @@ def openapi(server: ServedPolicy) -> dict[str, Any]:
                     ("/health/live", "the process answers"),
                     ("/health/ready", "a forward pass succeeds"),
                     ("/metrics", "for Prometheus"),
-                    (f"/v2/models/{server.model}", "the model as the Open Inference Protocol describes it"),
                 )
             },
-            f"/v2/models/{server.model}/infer": {
-                "post": {
-                    "summary": "Open Inference Protocol 2",
-                    "responses": {"200": {"description": "outputs"}, **refusals},
-                }
-            },
+            **paths,
         },
         "components": {
             "schemas": {
+                **schemas,
                 "Error": {
                     "type": "object",
                     "properties": {
@@ -113,7 +114,7 @@ def openapi(server: ServedPolicy) -> dict[str, Any]:
                             "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
                         }
                     },
-                }
+                },
             }
         },
     }

@@ -17,7 +17,7 @@ from rlplat.serve.policies.bodies import action_bytes, answer_of, bad, read_json
 from rlplat.serve.policies.inference_protocol import InferenceProtocol
 from rlplat.serve.policies.openapi import openapi
 from rlplat.serve.policies.web_socket import serve_web_socket
-from rlplat.serve.refusals import Refused
+from rlplat.serve.refusals import Refused, require_method
 
 BINARY = b"application/octet-stream"
 
@@ -47,7 +47,7 @@ class PolicyServer(ServedPolicy):
     async def _answer(self, scope: Any, receive: Any) -> tuple[int, bytes, bytes]:
         path, method = scope["path"], scope["method"]
         if path == "/v1/act":
-            _require_method(method, "POST", path)
+            require_method(method, "POST", path)
             body = await _body(scope, receive)
             if _headers(scope, b"content-type")[0].startswith(BINARY):
                 return await self._act_raw(scope, body)
@@ -57,15 +57,15 @@ class PolicyServer(ServedPolicy):
             body = await _body(scope, receive)
             return _json(await self.protocol.answer(method, path, body))
         if path == "/v1/sessions":
-            _require_method(method, "POST", path)
+            require_method(method, "POST", path)
             id = await self.open_session()
             return 201, b"application/json", msgspec.json.encode({"session": id, "seq": 0})
         if path.startswith("/v1/sessions/"):
-            _require_method(method, "DELETE", path)
+            require_method(method, "DELETE", path)
             await self.end_session(path.removeprefix("/v1/sessions/"))
             return 204, b"application/json", b""
         if path in ("/", "/v1/policy", "/openapi.json", "/health/live", "/health/ready"):
-            _require_method(method, "GET", path)
+            require_method(method, "GET", path)
             if path == "/health/live":
                 return 200, b"text/plain", b"ok"
             if path == "/health/ready":
@@ -106,11 +106,6 @@ def _headers(scope: Any, *names: bytes) -> list[bytes]:
     """Their values, in one pass; empty where there is none."""
     found = dict(scope["headers"])
     return [found.get(name, b"") for name in names]
-
-
-def _require_method(method: str, expected: str, path: str) -> None:
-    if method != expected and not (method == "HEAD" and expected == "GET"):
-        raise Refused(405, "method-not-allowed", f"{path:.200} takes {expected}, not {method}")
 
 
 def _json(value: Any) -> tuple[int, bytes, bytes]:
