@@ -216,3 +216,8 @@ def test_a_demand_larger_than_the_cluster_names_what_to_lower(
     with pytest.raises(InfeasibleResources) as caught:
         check_demand(demand, cluster, spec)
     assert said in str(caught.value)
+
+
+def test_to_begin_or_resume_needs_a_directory() -> None:
+    with pytest.raises(ConfigError, match=r"resume='auto' needs out="):
+        tune.run(lambda config: 1.0, {}, metric="x", resume="auto")

@@ -20,6 +20,7 @@ pytest.importorskip("psycopg2", reason="needs the extra 'postgres'")
 import optuna
 
 from rlplat.errors import ConfigError, MissingExtra
+from rlplat.rl.run.interruption import Interrupted, Interruption
 from rlplat.tune.core.trial import TrialState
 from rlplat.tune.storage import database
 from rlplat.tune.storage.address import shown
@@ -351,3 +352,19 @@ def test_without_the_driver_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert str(MissingExtra("psycopg2-binary", "postgres", "--storage postgresql://...")) in done.stderr
+
+
+def test_a_signal_ends_the_wait_for_a_server() -> None:
+    server = object.__new__(database.Server)
+    server._say = lambda text: None
+
+    def refuse() -> None:
+        interruption.signal_number = signal.SIGTERM
+        raise ConfigError("the server is away")
+
+    with (
+        Interruption(print) as interruption,
+        interruption.deferred(),
+        pytest.raises(Interrupted, match="SIGTERM"),
+    ):
+        server.patiently(refuse)
