@@ -226,7 +226,7 @@ class TorchA3C:
         return self.trainee.gradients(loss), dict(zip(LOSS_STATS, stats.tolist(), strict=True))
 
 
-class A3CWorker:
+class A3CWorker(RolloutWorker):
     """An actor: rolls out, computes gradients, exchanges them for fresh weights; talks to the servers directly."""
 
     def __init__(
@@ -245,7 +245,7 @@ class A3CWorker:
         network_seed, _ = seed_sequences(self.config.seed, "learner")
         backend = computation.backend(self.config, spec)
         self._network: TorchA3C = computation.net(backend, self.config, spec, network_seed, num_threads)
-        self._rollout = RolloutWorker(config, worker_index, incarnation)
+        super().__init__(config, worker_index, incarnation)
         weights = self._network.trainee.weights()
         self._shapes: Shapes = {name: array.shape for name, array in weights.items()}
         self._server = ShardedParameterServer(parameter_servers, self._shapes)
@@ -274,7 +274,7 @@ class A3CWorker:
         if not self._versions:
             self._use(*self._server.latest())
         for _ in range(num_updates):
-            batch = self._rollout.roll_out()
+            batch = self.roll_out()
             began = perf_counter()
             gradients, metrics = self._gradients(batch, entropy_coef)
             computed = perf_counter()
@@ -346,7 +346,7 @@ class A3CWorker:
         """For acting and for the next gradient the same weights and statistics."""
         self._versions = versions
         self._network.trainee.set_weights(weights)
-        self._rollout.set_weights(versions[0], weights)
+        self.set_weights(versions[0], weights)
         self._normalize_obs.set_weights(weights)
         self._is_measured = OBS_MEAN in weights or not self.config.normalize_observations
 
@@ -355,38 +355,23 @@ class A3CWorker:
             columns={"advantages": advantages},
             losses=stats,
             gradients=lambda: [name for name, g in gradients.items() if not np.isfinite(g).all()],
-            place=f"of rollout worker {self._rollout.worker_index}",
+            place=f"of rollout worker {self.worker_index}",
             version=self._versions[0],
             scaling="scale rewards (normalize_rewards)",
         )
 
     def get_state(self) -> dict[str, Any]:
-        return self._rollout.get_state() | {"reward_normalizer": self._learning_rewards.get_state()}
+        return super().get_state() | {"reward_normalizer": self._learning_rewards.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from there, with the weights that the servers have when it learns next."""
-        self._rollout.set_state(state)
+        super().set_state(state)
         self._learning_rewards.set_state(state["reward_normalizer"])
         self._versions = ()
 
     def scale_rewards_as(self, reward_normalizer: dict[str, Any]) -> None:
         """With another worker's statistics, without its episodes."""
         self._learning_rewards.set_state(reward_normalizer | {"workers": {}})
-
-    def not_saved(self) -> str:
-        return self._rollout.not_saved()
-
-    def ask_envs(self, *asked: Any, **keywords: Any) -> list[Any]:
-        return self._rollout.ask_envs(*asked, **keywords)
-
-    def env_statistics(self) -> dict[str, Any]:
-        return self._rollout.env_statistics()
-
-    def take_env_statistics(self, statistics: dict[str, Any], num_workers: int) -> None:
-        self._rollout.take_env_statistics(statistics, num_workers)
-
-    def close(self) -> None:
-        self._rollout.close()
 
 
 class A3C(OnPolicy[A3CConfig]):

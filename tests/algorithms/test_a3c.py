@@ -244,7 +244,7 @@ def test_normalised_advantages_make_the_policys_gradient_blind_to_the_scale_of_r
     _, (normalizing,) = make_workers(1, normalize_advantages=True)
     for worker in (plain, normalizing):
         worker._use(*worker._server.latest())
-    batches = [worker._rollout.roll_out() for worker in (plain, normalizing)]
+    batches = [worker.roll_out() for worker in (plain, normalizing)]
     (_, stats), (_, other_stats) = (
         worker._gradients(batch, 0.0) for worker, batch in zip((plain, normalizing), batches, strict=True)
     )
@@ -262,7 +262,7 @@ def test_acting_and_gradient_use_the_same_weights_and_statistics(runtime: None, 
     assert worker._versions == (0,), "a gradient of raw observations was applied"
     worker.learn(30, 0.0)  # statistics come with the first 1,000 observations
     assert worker._versions > (0,)
-    batch = worker._rollout.roll_out()
+    batch = worker.roll_out()
     obs = worker._normalize_obs(batch.flat_obs())
     assert (obs != batch.flat_obs()).any()
     with torch.inference_mode():
@@ -312,7 +312,7 @@ def test_a_dead_parameter_server_ends_the_run_and_says_how_to_go_on(runtime: Non
 def test_a_reward_that_is_not_finite_is_named(runtime: None) -> None:
     _, (worker,) = make_workers(1)
     worker.learn(1, 0.0)
-    batch = worker._rollout.roll_out()
+    batch = worker.roll_out()
     batch.rewards[2, 1] = np.nan
     with pytest.raises(NonFiniteError, match=r"reward nan from environment 1 of rollout worker 0 \(step 2"):
         worker._gradients(batch, 0.0)
