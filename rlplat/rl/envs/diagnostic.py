@@ -55,7 +55,27 @@ class RememberCue(gymnasium.Env[Array, Any]):
         return obs
 
 
-class MaskedChoice(gymnasium.Env[dict[str, Any], Any]):
+class _Task(gymnasium.Env[dict[str, Any], Any]):
+    """Counts the steps of an episode. A subclass draws what it begins with, and says what is observed."""
+
+    _step = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        self._draw()
+        return self._obs(), {}
+
+    def _draw(self) -> None:
+        raise NotImplementedError
+
+    def _obs(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class MaskedChoice(_Task):
     """Proves action masks. Of many actions, `num_legal` consecutive ones are legal, and they move with every step.
 
     Actions come in `num_legal` kinds (action % num_legal), and of each kind one is legal. The legal one of the kind
@@ -79,14 +99,6 @@ class MaskedChoice(gymnasium.Env[dict[str, Any], Any]):
         )
         self.action_space = spaces.Discrete(num_actions)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._step = 0
-        self._draw()
-        return self._obs(), {}
-
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         offset = (int(action) - self._first) % self._num_actions
         is_legal = offset < self._num_legal
@@ -106,7 +118,7 @@ class MaskedChoice(gymnasium.Env[dict[str, Any], Any]):
         return {"kind": self._kind, "position": position, "action_mask": mask}
 
 
-class NestedTask(gymnasium.Env[dict[str, Any], Any]):
+class NestedTask(_Task):
     """Proves trees of observations and composite actions.
 
     Observations: {"goal": Discrete(3), "robot": (Box[2], {"switches": MultiBinary(2)})}; actions: {"choose":
@@ -135,14 +147,6 @@ class NestedTask(gymnasium.Env[dict[str, Any], Any]):
             {"choose": spaces.Discrete(3), "move": spaces.Box(-1.0, 1.0, (2,), np.float32)}
         )
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._step = 0
-        self._draw()
-        return self._obs(), {}
-
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         target = (self._place + np.where(self._switches, 1.0, -1.0)) / 2.0
         distance = float(np.linalg.norm(action["move"] - target))
@@ -160,7 +164,7 @@ class NestedTask(gymnasium.Env[dict[str, Any], Any]):
         return {"goal": self._goal, "robot": (self._place.copy(), {"switches": self._switches.copy()})}
 
 
-class FlipBits(gymnasium.Env[dict[str, Any], Any]):
+class FlipBits(_Task):
     """Proves hindsight with discrete actions (Andrychowicz et al. 2017, section 4.1). Each action flips one of
     `num_bits` bits, which are to become those of the goal; every step until then earns -1, the last one 0.
 
@@ -177,15 +181,10 @@ class FlipBits(gymnasium.Env[dict[str, Any], Any]):
         )
         self.action_space = spaces.Discrete(num_bits)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._step = 0
+    def _draw(self) -> None:
         self._bits, self._goal = self.np_random.integers(2, size=(2, self._num_bits), dtype=np.int8)
         if (self._bits == self._goal).all():
             self._bits[0] ^= 1
-        return self._obs(), {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         self._bits[int(action)] ^= 1
@@ -207,7 +206,7 @@ class FlipBits(gymnasium.Env[dict[str, Any], Any]):
         return {"observation": bits, "achieved_goal": bits.copy(), "desired_goal": self._goal.copy()}
 
 
-class ReachPoint(gymnasium.Env[dict[str, Any], Any]):
+class ReachPoint(_Task):
     """Proves hindsight with continuous actions: a point with inertia in a cube of `num_axes` axes is pushed to a goal.
 
     Every step farther than 0.1 from the goal earns -1, others 0; an episode is cut off after `length` steps, however it
@@ -224,13 +223,9 @@ class ReachPoint(gymnasium.Env[dict[str, Any], Any]):
         )
         self.action_space = spaces.Box(-1.0, 1.0, (num_axes,), np.float32)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._step, self._speed = 0, np.zeros(self._num_axes)
+    def _draw(self) -> None:
+        self._speed = np.zeros(self._num_axes)
         self._place, self._goal = self.np_random.uniform(-1.0, 1.0, (2, self._num_axes))
-        return self._obs(), {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         self._speed = 0.7 * self._speed + 0.05 * np.clip(action, -1.0, 1.0)

@@ -71,18 +71,26 @@ class Game(Protocol):
     def close(self) -> None: ...
 
 
-class ParallelGame:
-    """All agents that are alive act at once (`pettingzoo.ParallelEnv`)."""
-
+class _OfPettingZoo:
     def __init__(self, env: Any, name: str) -> None:
         self.env = self._env = env
         self._name = name
         self._agents = _possible_agents(env, name)
         self.agents = tuple(self._agents)
-        self._infos: Mapping[Any, dict[str, Any]] = {}
 
     def spaces(self, agent: str) -> tuple[Any, Any]:
         return _spaces(self._env, self._name, self._agents[agent])
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class ParallelGame(_OfPettingZoo):
+    """All agents that are alive act at once (`pettingzoo.ParallelEnv`)."""
+
+    def __init__(self, env: Any, name: str) -> None:
+        super().__init__(env, name)
+        self._infos: Mapping[Any, dict[str, Any]] = {}
 
     def info(self, agent: str) -> dict[str, Any]:
         return self._infos.get(self._agents[agent], {})
@@ -140,9 +148,6 @@ class ParallelGame:
                 collected.setdefault(name, float(rewards.get(agent, 0.0)))
         return Moment(to_act, collected, ended)
 
-    def close(self) -> None:
-        self._env.close()
-
     def _of(self, values: Any, agent: Any, what: str) -> Any:
         try:
             return values[agent]
@@ -153,17 +158,8 @@ class ParallelGame:
             ) from None
 
 
-class TurnGame:
+class TurnGame(_OfPettingZoo):
     """One agent after another (`pettingzoo.AECEnv`)."""
-
-    def __init__(self, env: Any, name: str) -> None:
-        self.env = self._env = env
-        self._name = name
-        self._agents = _possible_agents(env, name)
-        self.agents = tuple(self._agents)
-
-    def spaces(self, agent: str) -> tuple[Any, Any]:
-        return _spaces(self._env, self._name, self._agents[agent])
 
     def info(self, agent: str) -> dict[str, Any]:
         info: dict[str, Any] = self._env.infos.get(self._agents[agent], {})
@@ -177,9 +173,6 @@ class TurnGame:
         [action] = actions.values()
         self._env.step(action)
         return self._next_decision()
-
-    def close(self) -> None:
-        self._env.close()
 
     def _next_decision(self) -> Moment:
         """Past the agents that ended, which have nothing to decide any more, to the one whose turn it is."""
