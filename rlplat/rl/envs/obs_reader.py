@@ -147,14 +147,14 @@ class ObsReader:
         return row.astype(np.bool_)
 
     def _leaf_batch(self, obs: Any, part: ObsPart, num_envs: int) -> Array:
-        spec, name = part.spec, _name(part.keys)
+        spec, name = part.spec, obs_name(part.keys)
         for i, key in enumerate(part.keys):
             try:
                 obs = obs[key]
             except (KeyError, IndexError, TypeError):
                 raise ObsMismatch(
-                    f"{_name(part.keys[:i])} is a {type(obs).__name__} without {key!r}, which its space has; correct "
-                    "the vector environment or its spaces"
+                    f"{obs_name(part.keys[:i])} is a {type(obs).__name__} without {key!r}, which its space has; "
+                    "correct the vector environment or its spaces"
                 ) from None
         leaf = np.asarray(obs)
         shape = (num_envs, *part.space.shape)
@@ -204,7 +204,7 @@ def put_row(rows: Obs, index: int, row: Any) -> None:
 def observation_problems(obs: Any, space: Any, path: tuple[Any, ...] = ()) -> list[tuple[str, str]]:
     """(kind, text) for each way in which `obs` is not in `space`; the text says which part of a nested one. Of kind
     `bounds` and `cast` (a wider float) are those with which a run goes on."""
-    name = _name(path)
+    name = obs_name(path)
     parts = getattr(space, "spaces", None)
     if isinstance(parts, dict):
         if not isinstance(obs, dict):
@@ -294,7 +294,8 @@ def _fix(space: Any) -> str:
     return "change one of them"
 
 
-def _name(keys: tuple[Any, ...]) -> str:
+def obs_name(keys: tuple[Any, ...]) -> str:
+    """`observation['robot'][0]`"""
     return "observation" + "".join(f"[{key!r}]" for key in keys)
 
 

@@ -8,17 +8,20 @@ import numpy as np
 
 from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs, Policy, PolicyOutput, Weights
+from rlplat.rl.saved import Saved
 from rlplat.rl.spaces import MASK, ActionSpec, action_leaves, empty_actions
 
 EPSILON = "exploration.epsilon"
 """Under this name the share of random actions travels inside the weights: float32[1]."""
 
 
-class EpsilonGreedy:
+class EpsilonGreedy(Saved):
     """How a policy that acts by Q-values explores.
 
     output = exploration.choose(q_values, obs, deterministic=False)
     """
+
+    saved = {"rng": "rng"}
 
     def __init__(self, seed: np.random.SeedSequence, epsilons: Array | None = None) -> None:
         """epsilons: float[B], fixed; None: one for all, which comes with the weights."""

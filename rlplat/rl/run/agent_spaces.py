@@ -20,7 +20,7 @@ from rlplat.rl.envs.guard import has_info_mask, mask_method
 from rlplat.rl.envs.gym_spaces import ObsPart, action_converter, action_row, obs_parts, space_spec
 from rlplat.rl.envs.make import is_vector_env, make_single_env, make_vector_env
 from rlplat.rl.envs.names import resolve_env
-from rlplat.rl.envs.obs_reader import brief
+from rlplat.rl.envs.obs_reader import brief, obs_name
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import find_no_choice, find_not_finite
 from rlplat.rl.spaces import MASK
@@ -67,12 +67,12 @@ class AgentSpaces:
             has_rows = array.ndim == len(part.space.shape) + 1
             if leaves and (has_rows != is_batch or (has_rows and len(array) != num_rows)):
                 raise BadObservation(
-                    f"{_name(part.keys)} has shape {array.shape}, but {first}; all parts are of one observation, or of "
-                    "equally many"
+                    f"{obs_name(part.keys)} has shape {array.shape}, but {first}; all parts are of one observation, or "
+                    "of equally many"
                 )
             if not leaves:
                 is_batch, num_rows = has_rows, len(array) if has_rows else 1
-                first = f"{_name(part.keys)} has shape {array.shape}"
+                first = f"{obs_name(part.keys)} has shape {array.shape}"
             assert num_rows is not None
             leaves[part.path or self._alone] = array.reshape(num_rows, *part.spec.shape)
         assert num_rows is not None, "a space without leaves is refused by space_spec"
@@ -100,8 +100,8 @@ class AgentSpaces:
                 obs = obs[key]
             except (KeyError, IndexError, TypeError):
                 raise BadObservation(
-                    f"{_name(part.keys[:depth])} is {brief(obs)} ({type(obs).__name__}) and has no {key!r}; expected "
-                    f"is {self._expected()}"
+                    f"{obs_name(part.keys[:depth])} is {brief(obs)} ({type(obs).__name__}) and has no {key!r}; "
+                    f"expected is {self._expected()}"
                 ) from None
         shape = tuple(part.space.shape)
         try:
@@ -130,8 +130,8 @@ class AgentSpaces:
             num = np.array(spec.nvec).reshape(space.shape)
         if ((whole < start) | (whole >= start + num)).any():  # before a cast could wrap them
             raise BadObservation(
-                f"{_name(part.keys)} is {brief(whole)}, which is not in its space {space}; give what the environment "
-                "observes"
+                f"{obs_name(part.keys)} is {brief(whole)}, which is not in its space {space}; give what the "
+                "environment observes"
             )
         return (whole.astype(np.int64) - start).astype(spec.dtype)
 
@@ -172,14 +172,10 @@ class AgentSpaces:
 def _mismatch(part: ObsPart, what: str) -> BadObservation:
     shape, dtype = tuple(part.space.shape), part.space.dtype
     return BadObservation(
-        f"{_name(part.keys)} {what}; expected {dtype}{list(shape)} for one observation, or {dtype}[N{_rest(shape)}] "
+        f"{obs_name(part.keys)} {what}; expected {dtype}{list(shape)} for one observation, or {dtype}[N{_rest(shape)}] "
         "for N"
     )
 
 
 def _rest(shape: tuple[int, ...]) -> str:
     return "".join(f", {size}" for size in shape)
-
-
-def _name(keys: tuple[Any, ...]) -> str:
-    return "observation" + "".join(f"[{key!r}]" for key in keys)

@@ -13,6 +13,7 @@ from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import map_obs, obs_rows
 from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.spec import PolicySpec, QSpec
+from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.device import resolve_precision, use_threads
 from rlplat.rl.torch.encoders import TensorObs
@@ -24,9 +25,11 @@ VALUES_BATCH = 256
 """Rows per forward pass of `values`: many last observations at once must not need gigabytes."""
 
 
-class ActingNetwork:
+class ActingNetwork(Saved):
     """What policies on torch have in common: a network on the CPU that is not trained here, a generator, and the core's
     state from one `act` to the next."""
+
+    saved = {"generator": "_generator", "core": "core_state"}
 
     def __init__(self, network: Any, spec: PolicySpec) -> None:
         self.spec = spec
@@ -54,13 +57,11 @@ class ActingNetwork:
         if has_state and ended.any():
             self._state = self._state * torch.from_numpy(~ended).unsqueeze(-1)
 
-    def get_state(self) -> dict[str, Any]:
-        return {"generator": self._generator.get_state().numpy().copy(), "core": self.core_state}
-
     def set_state(self, state: dict[str, Any]) -> None:
-        if "generator" in state:  # not where the other framework saved it
-            self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
-        self.core_state = state["core"]
+        own = (
+            {} if "generator" in state else {"generator": state_of(self._generator)}
+        )  # the other framework saves none
+        super().set_state(state | own)
 
     def _state_of(self, obs: Obs) -> Tensor:
         """The core's state for these rows: an episode's beginning where their number is new."""
@@ -131,6 +132,8 @@ def _tensor(array: Array, leaf: ObsSpec) -> Tensor:
 class TorchQPolicy(ActingNetwork):
     """Acts with the weights of a Q-network built from the same specs; see `NumpyQPolicy`."""
 
+    saved = {"**": "exploration"}
+
     def __init__(
         self,
         spec: PolicySpec,
@@ -176,13 +179,6 @@ class TorchQPolicy(ActingNetwork):
         numpy_seed, torch_seed = np.random.SeedSequence(seed.entropy, spawn_key=seed.spawn_key).spawn(2)
         self.exploration.rng = np.random.Generator(np.random.PCG64(numpy_seed))
         self._generator.manual_seed(int(torch_seed.generate_state(1, np.uint64)[0]) >> 1)
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"rng": self.exploration.rng.bit_generator.state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.exploration.rng.bit_generator.state = state["rng"]
-        super().set_state(state)
 
     def _forward(self, obs: Obs) -> tuple[Array, Tensor]:
         with torch.inference_mode():
