@@ -30,6 +30,7 @@ from rlplat.rl.replay.hindsight import Hindsight, Relabeller
 from rlplat.rl.replay.step_store import FINAL, GAP, StepStore
 from rlplat.rl.replay.sum_tree import SumTree
 from rlplat.rl.sampling.sample_batch import TransitionBatch
+from rlplat.rl.saved import Saved
 from rlplat.rl.spaces import ActionSpec, ObsSpec, obs_leaves
 from rlplat.rl.spread import is_one_machine
 
@@ -113,8 +114,10 @@ class SequenceMinibatch:
         return SequenceMinibatch(**parts)
 
 
-class ReplayBuffer:
+class ReplayBuffer(Saved):
     """Single transitions."""
+
+    saved = {"store": "store", "rng": "_rng"}
 
     def __init__(
         self,
@@ -197,16 +200,11 @@ class ReplayBuffer:
             self._priorities.set(rows[same], priorities[same])
 
     def get_state(self) -> dict[str, Any]:
-        rows = self.store.rows_in_use()
-        return {
-            "store": self.store.get_state(),
-            "rng": self._rng.bit_generator.state,
-            "priorities": self._priorities.get_state(rows) if self._priorities is not None else None,
-        }
+        kept = self._priorities.get_state(self.store.rows_in_use()) if self._priorities is not None else None
+        return super().get_state() | {"priorities": kept}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.store.set_state(state["store"])
-        self._rng.bit_generator.state = state["rng"]
+        super().set_state(state)
         self._num_complete = int(self.store.is_complete.sum())
         if self._relabeller is not None:
             self._relabeller.spans.begin_anew()
@@ -235,8 +233,16 @@ class ReplayBuffer:
         return rows
 
 
-class SequenceReplay:
+class SequenceReplay(Saved):
     """Stretches of a lane that begin at every `stride`-th row, with the core's state kept there."""
+
+    saved = {
+        "store": "store",
+        "rng": "_rng",
+        "core_states": "_core_states",
+        "is_complete": "_is_complete",
+        "stamps": "_stamps",
+    }
 
     def __init__(
         self,
@@ -335,22 +341,11 @@ class SequenceReplay:
             self._priorities.set(rows[same], priorities[same])
 
     def get_state(self) -> dict[str, Any]:
-        return {
-            "store": self.store.get_state(),
-            "rng": self._rng.bit_generator.state,
-            "priorities": self._priorities.get_state(np.arange(len(self._stamps))),
-            "core_states": self._core_states.copy(),
-            "is_complete": self._is_complete.copy(),
-            "stamps": self._stamps.copy(),
-        }
+        return super().get_state() | {"priorities": self._priorities.get_state(np.arange(len(self._stamps)))}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.store.set_state(state["store"])
-        self._rng.bit_generator.state = state["rng"]
+        super().set_state(state)
         self._priorities.set_state(np.arange(len(self._stamps)), state["priorities"])
-        self._core_states = np.array(state["core_states"], np.float32)
-        self._stamps[:] = state["stamps"]
-        self._is_complete[:] = state["is_complete"]
 
     def _has_learnable(self, lane: int, block: int) -> bool:
         """Whether any row after the burn-in can be learnt from."""

@@ -11,6 +11,7 @@ from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import obs_rows, take_obs
 from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.spec import PolicySpec, QSpec
+from rlplat.rl.saved import Saved
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.device import CPU, resolve_precision, seeded, set_up
 from rlplat.rl.tf.networks import check_network, make_network
@@ -21,9 +22,11 @@ VALUES_BATCH = 256
 """Rows per forward pass of `values`: many last observations at once must not need gigabytes."""
 
 
-class ActingNetwork:
+class ActingNetwork(Saved):
     """What policies on TensorFlow have in common: a network on the CPU that is not trained here, and the core's state
     from one `act` to the next."""
+
+    saved = {"core": "core_state"}
 
     def __init__(self, network: Any, spec: PolicySpec) -> None:
         self.spec = spec
@@ -106,13 +109,13 @@ class TfActorCritic(ActingNetwork):
         self._generator.reset_from_seed(int(seed.generate_state(1, np.uint64)[0]) >> 1)
 
     def get_state(self) -> dict[str, Any]:
-        return {"tf_generator": self._generator.state.numpy(), "core": self.core_state}
+        return super().get_state() | {"tf_generator": self._generator.state.numpy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Also that of a `TorchActorCritic`: the core goes on, the draws are this policy's own."""
         if "tf_generator" in state:
             self._generator.reset(np.array(state["tf_generator"], np.int64))
-        self._core_state = np.array(state["core"], np.float32)
+        super().set_state(state)
 
     def _tensors(self, obs: Obs) -> Any:
         return obs_tensors(self._normalize(obs), self.spec)
@@ -136,6 +139,8 @@ class TfActorCritic(ActingNetwork):
 
 class TfQPolicy(ActingNetwork):
     """Acts with the weights of a Q-network built from the same specs; see `NumpyQPolicy`."""
+
+    saved = {"**": "exploration"}
 
     def __init__(
         self,
@@ -181,14 +186,6 @@ class TfQPolicy(ActingNetwork):
 
     def seed(self, seed: np.random.SeedSequence) -> None:
         self.exploration.rng = np.random.Generator(np.random.PCG64(seed))
-
-    def get_state(self) -> dict[str, Any]:
-        return {"rng": self.exploration.rng.bit_generator.state, "core": self.core_state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Also that of a `TorchQPolicy`, whose noise comes from another generator."""
-        self.exploration.rng.bit_generator.state = state["rng"]
-        self.core_state = state["core"]
 
     def _advance(self, obs: Obs) -> tuple[Array, Array]:
         """(Q float32[B, A], the core's next state float32[B, S])"""
