@@ -12,40 +12,56 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-COMMANDS = {
-    "train": "train an agent, or resume a run",
-    "tune": "search for the best config: many trials, from a file or from flags",
-    "evaluate": "play episodes with a trained agent and report its returns",
-    "export": "a trained policy as one .onnx file, for programs without rlplat",
-    "play": "watch a trained agent, in a video or in a window",
-    "record": "write episodes of a trained agent to a data set, to learn from",
-    "serve": "put a trained agent, or any Python, behind a port",
-    "check-env": "look for mistakes in an environment before training on it",
-    "new": "a commented file to begin with: algorithm, environment, policy, callback",
-    "configs": "list the configs that come with rlplat",
-    "settings": "all settings of an algorithm: type, default, meaning",
-    "runs": "list the runs with their latest metrics",
-    "plot": "learning curves with their interval over seeds, as PDF, PNG or SVG",
-    "dashboard": "runs, curves, trials, the cluster and servers in a browser",
-    "track": "copy a run to wandb, mlflow, trackio or aim, while it trains or later",
-    "status": "what a running cluster has, does and waits for",
-    "list": "its tasks, actors, objects, nodes, workers, placement groups",
-    "logs": "what its workers printed",
-    "stack": "what every process of it is doing right now",
-    "timeline": "its last calls as a trace for Perfetto",
-    "memory": "its objects: who owns them and who holds them",
-    "up": "start a cluster on the machines of a file, CLUSTER.yaml",
-    "down": "end it, and what runs on it",
-    "exec": "run a command on its head",
-    "attach": "open a shell on its head",
-    "submit": "run a program on it that outlives this terminal",
-    "jobs": "the programs submitted to it: list, logs, stop",
-    "rsync-up": "copy files to its nodes",
-    "rsync-down": "copy files from its head",
-    "port-forward": "reach a port of its head from here",
-    "join": "one task of a job that submit sent to SLURM",
-    "completion": "the TAB key for bash, zsh or fish",
+_GROUPS = {
+    "train": {
+        "train": "train an agent, or resume a run",
+        "check-env": "look for mistakes in an environment before training on it",
+        "new": "a commented file to begin with: algorithm, environment, policy, callback",
+        "configs": "list the configs that come with rlplat",
+        "settings": "all settings of an algorithm: type, default, meaning",
+    },
+    "look at results": {
+        "runs": "list the runs with their latest metrics",
+        "plot": "learning curves with their interval over seeds, as PDF, PNG or SVG",
+        "dashboard": "runs, curves, trials, the cluster and servers in a browser",
+        "evaluate": "play episodes with a trained agent and report its returns",
+        "play": "watch a trained agent, in a video or in a window",
+        "record": "write episodes of a trained agent to a data set, to learn from",
+        "track": "copy a run to wandb, mlflow, trackio or aim, while it trains or later",
+    },
+    "tune": {
+        "tune": "search for the best config: many trials, from a file or from flags",
+    },
+    "export and serve": {
+        "export": "a trained policy as one .onnx file, for programs without rlplat",
+        "serve": "put a trained agent, or any Python, behind a port",
+    },
+    "a cluster of several machines, described by CLUSTER.yaml": {
+        "up": "start a cluster on the machines of the file",
+        "down": "end the cluster, and what runs on it",
+        "submit": "run a program on the cluster that outlives this terminal",
+        "jobs": "the programs submitted: list, logs, stop",
+        "exec": "run a command on the head",
+        "attach": "open a shell on the head",
+        "rsync-up": "copy files to the nodes",
+        "rsync-down": "copy files from the head",
+        "port-forward": "reach a port of the head from here",
+    },
+    "a running program on this machine": {
+        "status": "what its cluster has, does and waits for; or a CLUSTER.yaml",
+        "list": "its tasks, actors, objects, nodes, workers, placement groups",
+        "logs": "what its workers printed",
+        "stack": "what every process of it is doing right now",
+        "timeline": "its last calls as a trace for Perfetto",
+        "memory": "its objects: who owns them and who holds them",
+    },
+    "this installation": {
+        "doctor": "cores, limits, GPU, extras, /dev/shm: what rlplat finds here, and what to mend",
+        "completion": "the TAB key for bash, zsh or fish",
+    },
 }
+HIDDEN = {"join": "one task of a job that submit sent to SLURM"}
+COMMANDS = {name: line for group in _GROUPS.values() for name, line in group.items()} | HIDDEN
 _MODULES = {
     "tune": "tuning.tune",
     "runs": "view.runs",
@@ -76,7 +92,6 @@ usage: rlplat COMMAND [options]
 
 Reinforcement learning from one command.
 
-commands:
 {commands}
 
 examples:
@@ -94,7 +109,7 @@ examples:
   rlplat dashboard                                 the same in a browser, with curves and videos
   rlplat status                                    of the cluster that runs on this machine, from another terminal
 
-`rlplat COMMAND --help` says more. After any command: --debug shows the traceback of an error.
+`rlplat COMMAND --help` says more. After any command: --quiet prints errors only, --debug the traceback of an error.
 """
 
 
@@ -111,8 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str], *, is_program: bool) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        lines = [f"  {name:<14}{line}" for name, line in COMMANDS.items()]
-        print(_HELP.format(commands="\n".join(lines)), end="")
+        groups = [
+            "\n".join([f"{title}:", *(f"  {name:<14}{line}" for name, line in group.items())])
+            for title, group in _GROUPS.items()
+        ]
+        print(_HELP.format(commands="\n\n".join(groups)), end="")
         return 0 if arguments else 2
     if arguments[0] in ("--version", "version"):
         import rlplat
@@ -124,7 +142,10 @@ def _main(arguments: list[str], *, is_program: bool) -> int:
         from rlplat.config import closest
 
         print(f"rlplat: unknown command '{command}'{closest(command, COMMANDS)}", file=sys.stderr)
-        print(f"commands: {', '.join(COMMANDS)}; see rlplat --help", file=sys.stderr)
+        print(
+            f"commands: {', '.join(name for name in COMMANDS if name not in HIDDEN)}; see rlplat --help",
+            file=sys.stderr,
+        )
         return 2
     from rlplat.cli.exit_codes import run_and_report
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.cli.train import split_setting_flags
 from rlplat.config import layer_from_flags
 from rlplat.errors import ConfigError
 
-_EPILOG = """\
+_HELP = """\
+Look for mistakes in an environment before training on it.
+
+ENV  CartPole-v1, Pong, pkg.module:Env, ./file.py:Env
+--steps N:2000  random steps
+step_timeout_s@--env-step-timeout-s --step-timeout-s S:60  limit of one step, as the setting of a run
+reset_timeout_s@--env-reset-timeout-s --reset-timeout-s S  limit of one reset (default: that of a step)
+--json  print one JSON object
+
 examples:
   rlplat check-env CartPole-v1
   rlplat check-env ./my_env.py:MyEnv --env-kwargs.size 8 --steps 5000
@@ -20,32 +27,8 @@ Exit code 0: sound (there may be warnings), 1: it cannot be trained on as it is.
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat check-env",
-        description="Look for mistakes in an environment before training on it.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("env", metavar="ENV", help="CartPole-v1, Pong, pkg.module:Env, ./file.py:Env")
-    parser.add_argument("--steps", metavar="N", type=int, default=2000, help="random steps (default: 2000)")
-    parser.add_argument(
-        *("--env-step-timeout-s", "--step-timeout-s"),
-        metavar="S",
-        type=float,
-        default=60.0,
-        dest="step_timeout_s",
-        help="limit of one step (default: 60), as the setting of a run",
-    )
-    parser.add_argument(
-        *("--env-reset-timeout-s", "--reset-timeout-s"),
-        metavar="S",
-        type=float,
-        dest="reset_timeout_s",
-        help="limit of one reset (default: that of a step)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("check-env", _HELP)
 
 
 def run(arguments: list[str]) -> int:

@@ -11,10 +11,14 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rlplat.cli import COMMANDS, home_of
-from rlplat.cli.parser import Parser
+from rlplat.cli import COMMANDS, HIDDEN, home_of
+from rlplat.cli.parser import Parser, command
 
-_EPILOG = """\
+_HELP = """\
+Print what the shell needs to complete commands, options, algorithms, configs and runs.
+
+shell@{bash,fish,zsh}  whose TAB key
+
 to have it in every new shell:
   echo 'eval "$(rlplat completion bash)"' >> ~/.bashrc
   echo 'eval "$(rlplat completion zsh)"' >> ~/.zshrc
@@ -54,14 +58,8 @@ complete -c rlplat -f -a '(__rlplat_words)'
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat completion",
-        description="Print what the shell needs to complete commands, options, algorithms, configs and runs.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("shell", choices=sorted(SCRIPTS))
-    return parser
+def build_parser() -> Parser:
+    return command("completion", _HELP)
 
 
 def run(arguments: list[str]) -> int:
@@ -77,7 +75,7 @@ def candidates(words: list[str]) -> list[str]:
     """What the last of these words may become; nothing: whatever the shell thinks, files mostly."""
     *before, begun = words or [""]
     if not before:
-        return _beginning(COMMANDS, begun)
+        return _beginning(COMMANDS.keys() - HIDDEN, begun)
     parser = parser_of(before[0])
     if parser is None:
         return []

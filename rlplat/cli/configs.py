@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from typing import Any
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.config import closest
 from rlplat.errors import ConfigError
 
-_EPILOG = """\
+_HELP = """\
+List the configs that come with rlplat: tuned settings of an algorithm for an environment, and experiments for
+rlplat tune.
+
+ALGO?  only those of this algorithm, or of tune
+--json  print one JSON array
+
 examples:
   rlplat configs
   rlplat configs ppo
@@ -20,17 +25,8 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat configs",
-        description="List the configs that come with rlplat: tuned settings of an algorithm for an environment, and "
-        "experiments for rlplat tune.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("algo", nargs="?", metavar="ALGO", help="only those of this algorithm, or of tune")
-    parser.add_argument("--json", action="store_true", help="print one JSON array")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("configs", _HELP)
 
 
 def run(arguments: list[str]) -> int:

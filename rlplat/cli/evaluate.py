@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
-from rlplat.paths import expanded
 
-_EPILOG = """\
+_HELP = """\
+Play episodes with the trained agent of a run; the rewards are raw, never clipped or scaled.
+
+RUN  a run directory, or one of its checkpoints
+--episodes N:20  how many
+--checkpoint NAME  latest (the newest valid one; default), best, or step_N
+--seed N  another seed than the run's: other episodes
+--json  print one JSON object
+
 examples:
   rlplat evaluate runs/demo
   rlplat evaluate runs/demo --checkpoint best --episodes 100 --seed 7
@@ -20,23 +26,8 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat evaluate",
-        description="Play episodes with the trained agent of a run; the rewards are raw, never clipped or scaled.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "run", metavar="RUN", type=expanded, help="a run directory, or one of its checkpoints"
-    )
-    parser.add_argument("--episodes", metavar="N", type=int, default=20, help="how many (default: 20)")
-    parser.add_argument(
-        "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
-    )
-    parser.add_argument("--seed", metavar="N", type=int, help="another seed than the run's: other episodes")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("evaluate", _HELP)
 
 
 def run(arguments: list[str]) -> int:

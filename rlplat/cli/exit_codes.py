@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,11 +23,18 @@ def run_and_report(
     """
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     program = arguments[len(own) :]  # `exec CLUSTER.yaml -- PROGRAM --debug`: its flags are its own
-    debug = "--debug" in own
-    arguments = [argument for argument in own if argument != "--debug"] + program
+    debug, quiet = "--debug" in own, "--quiet" in own
+    arguments = [argument for argument in own if argument not in ("--debug", "--quiet")] + program
     is_for_programs = "--json" in own and not {"-h", "--help"} & set(own)
     try:
-        with only_json(is_last=is_program) if is_for_programs else contextlib.nullcontext():
+        with contextlib.ExitStack() as streams:
+            if is_for_programs:
+                streams.enter_context(only_json(is_last=is_program))
+            if quiet:  # what is raised is printed after this
+                nothing = streams.enter_context(open(os.devnull, "w"))
+                streams.enter_context(contextlib.redirect_stderr(nothing))
+                if not is_for_programs:
+                    streams.enter_context(contextlib.redirect_stdout(nothing))
             return command(arguments)
     except KeyboardInterrupt as interrupt:
         return getattr(interrupt, "exit_code", 130)

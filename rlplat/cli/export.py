@@ -7,12 +7,21 @@ import shlex
 import sys
 from pathlib import Path
 
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import UsageError
 from rlplat.given.spelling import spelled
-from rlplat.paths import expanded, shown
+from rlplat.paths import shown
 
-_EPILOG = """\
+_HELP = """\
+Write the policy of a run as one ONNX file: raw observations in, actions as the environment takes them out. It is
+compared to the run in onnxruntime before it gets its name.
+
+run@RUN?  a run directory, or one of its checkpoints
+--out FILE  the file to write, such as policy.onnx
+--checkpoint NAME  latest (the newest valid one; default), best, or step_N
+--policy NAME:  which one, of a run with several policies
+--check FILE  look at a file that was exported before
+
 examples:
   rlplat export runs/demo --out policy.onnx
   rlplat export runs/demo --out policy.onnx --checkpoint best
@@ -22,28 +31,8 @@ examples:
 _SHOWN = ("algorithm", "env", "checkpoint", "env_steps", "evaluation_return", "version", "opset")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat export",
-        description="Write the policy of a run as one ONNX file: raw observations in, actions as the environment takes "
-        "them out. It is compared to the run in onnxruntime before it gets its name.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "run", metavar="RUN", type=expanded, nargs="?", help="a run directory, or one of its checkpoints"
-    )
-    parser.add_argument("--out", metavar="FILE", type=expanded, help="the file to write, such as policy.onnx")
-    parser.add_argument(
-        "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
-    )
-    parser.add_argument(
-        "--policy", metavar="NAME", default="", help="which one, of a run with several policies"
-    )
-    parser.add_argument(
-        "--check", metavar="FILE", type=expanded, help="look at a file that was exported before"
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("export", _HELP)
 
 
 def run(arguments: list[str]) -> int:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from importlib.resources import files
 from pathlib import Path
 
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import UsageError
 
 _KINDS = ("algorithm", "env", "policy", "callback")
 
+_HELP = """\
+Write a commented file to begin with: an algorithm (REINFORCE), an environment, a policy network, a callback. It
+runs as it is; its first lines say how.
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat new",
-        description="Write a commented file to begin with: an algorithm (REINFORCE), an environment, a policy network, "
-        "a callback. It runs as it is; its first lines say how.",
-    )
-    parser.add_argument("kind", choices=_KINDS, metavar="KIND", help=", ".join(_KINDS))
-    parser.add_argument(
-        "name", metavar="NAME", help="the name of the class, such as MyEnv; the file is my_env.py"
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+kind@{algorithm,env,policy,callback}  what the file holds
+NAME  the name of the class, such as MyEnv; the file is my_env.py
+"""
+
+
+def build_parser() -> Parser:
+    return command("new", _HELP)
 
 
 def run(arguments: list[str]) -> int:

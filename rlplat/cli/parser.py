@@ -1,18 +1,37 @@
-"""`Parser`: argparse whose complaint is one line in our words, instead of all options and then its own."""
+"""Parsers of commands: `command` makes one from its help text; a complaint is one line, not all options first.
+
+    HELP = '''
+    Play episodes with the trained agent of a run.
+
+    RUN                  a run directory, or one of its checkpoints
+    --episodes N:20      how many
+    --json               print one JSON object
+
+    examples:
+      rlplat evaluate runs/demo
+    '''
+
+A line of the second part is an argument and what it means, two blanks between them; further lines of its meaning are
+indented. `N:20` has a default (`NAME:` an empty text), `WORKER?` may be absent, `RUN...` and `RUN+` take several,
+`KEY*` may be repeated, `--out! FILE` is required, `{a,b}` are choices, `dest@NAME` names the value.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from rlplat.errors import UsageError
+from rlplat.paths import expanded
 
 _KINDS = {"int": "a whole number", "float": "a number"}
+_TYPES = {"N": int, "S": float, "SHARE": float} | dict.fromkeys(("RUN", "DIR", "FILE", "FILE.mp4"), expanded)
 
 
 class Parser(argparse.ArgumentParser):
-    """No abbreviations; the epilog as it is written."""
+    """No abbreviations; the epilog as it is written; --quiet and --debug, which `exit_codes` takes out."""
 
     def __init__(self, prog: str, description: str, epilog: str = "") -> None:
         super().__init__(
@@ -21,10 +40,57 @@ class Parser(argparse.ArgumentParser):
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
+            conflict_handler="resolve",
         )
+        self.add_common()
+
+    def add_common(self) -> None:
+        """Again: they become the last ones."""
+        self.add_argument("--quiet", action="store_true", help="print errors only")
+        self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{_in_our_words(message)} ({self.prog} --help)")
+
+
+def command(name: str, text: str, types: Mapping[str, Any] | None = None) -> Parser:
+    """types: of values by what stands for them, instead of a number for N, a path for FILE, ..."""
+    description, arguments, *rest = text.strip("\n").split("\n\n", 2)
+    parser = Parser(f"rlplat {name}", description, "".join(rest))
+    for line in re.sub(r"\n +", " ", arguments).split("\n"):
+        words, _, meaning = line.partition("  ")
+        _add(parser, words, meaning.strip(), _TYPES if types is None else types)
+    parser.add_common()
+    return parser
+
+
+def _add(parser: Parser, words: str, meaning: str, types: Mapping[str, Any]) -> None:
+    dest, _, words = words.rpartition("@")
+    *names, value = words.split(" ")
+    if value.startswith("-"):
+        names, value = [*names, value], ""
+    options: dict[str, Any] = {"dest": dest} if dest and names else {}
+    if names and names[-1].endswith("!"):
+        names[-1], options["required"] = names[-1][:-1], True
+    found = re.fullmatch(
+        r"(\{[^}]*\}|\[[^]]*\][A-Z]+|[^:?*+.]+(?:\.[a-z]\w+)?)(:|\?|\*|\+|\.\.\.)?(.*)", value
+    )
+    if found is None:
+        options["action"] = "store_true"
+    else:
+        shown, sign, default = found.groups()
+        kind = types.get(shown, str)
+        options |= {"metavar": shown, "type": kind}
+        if shown.startswith("{"):
+            options |= {"choices": shown[1:-1].split(","), "metavar": None if names else shown}
+        if sign == ":" or default:
+            options["default"] = kind(default)
+            meaning += f" (default: {default})" if default else ""
+        options |= {"?": {"nargs": "?"}, "+": {"nargs": "+"}, "...": {"nargs": "+"}}.get(sign or "", {})
+        if sign in ("*", "+") and names:
+            options |= {"action": "append" if sign == "*" else "extend", "default": []}
+    names = names or [dest or re.sub(r"\W", "_", value.rstrip("?.").partition("?")[0]).lower()]
+    parser.add_argument(*names, help=meaning.replace("%", "%%"), **options)
 
 
 def _in_our_words(message: str) -> str:

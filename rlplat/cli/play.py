@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
-from rlplat.paths import expanded, shown
+from rlplat.paths import shown
 
 if TYPE_CHECKING:
     from rlplat.rl.interfaces import Episode
 
-_EPILOG = """\
+_HELP = """\
+Play episodes with the trained agent of a run and record them as a video; prints their returns.
+
+RUN  a run directory, or one of its checkpoints
+--episodes N:1  how many
+--out FILE.mp4  the video (default: RUN/videos/play_<checkpoint>.mp4)
+--checkpoint NAME  latest (the newest valid one; default), best, or step_N
+--seed N  another seed than the run's: other episodes
+--show  in a window instead of a video
+
 examples:
   rlplat play runs/demo                              writes runs/demo/videos/play_step_204800.mp4
   rlplat play runs/demo --checkpoint best --episodes 3 --out best.mp4
@@ -24,29 +32,8 @@ Needs PyAV for videos: pip install 'rlplat[video]'. No display is needed.
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat play",
-        description="Play episodes with the trained agent of a run and record them as a video; prints their returns.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "run", metavar="RUN", type=expanded, help="a run directory, or one of its checkpoints"
-    )
-    parser.add_argument("--episodes", metavar="N", type=int, default=1, help="how many (default: 1)")
-    parser.add_argument(
-        "--out",
-        metavar="FILE.mp4",
-        type=expanded,
-        help="the video (default: RUN/videos/play_<checkpoint>.mp4)",
-    )
-    parser.add_argument(
-        "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
-    )
-    parser.add_argument("--seed", metavar="N", type=int, help="another seed than the run's: other episodes")
-    parser.add_argument("--show", action="store_true", help="in a window instead of a video")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("play", _HELP)
 
 
 def run(arguments: list[str]) -> int:

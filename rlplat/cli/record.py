@@ -8,14 +8,26 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 
 if TYPE_CHECKING:
     from rlplat.rl.offline.dataset import Manifest
 
-_EPILOG = """\
+_HELP = """\
+Play episodes with the trained agent of a run and write them to a data set: a directory of .npz files with a
+manifest, which appears whole or not at all. The rewards are raw, never clipped or scaled. minari:ID in the place of
+RUN copies the episodes of a data set of Minari's; in that of DIR it writes one.
+
+RUN  a run directory, or one of its checkpoints; or minari:ID, or a data set
+--out! DIR  the data set to write; or minari:ID
+--episodes N  how many (default: 50; all of minari:ID, else its first N)
+--sampled  draw actions as in training, not the most likely ones
+--random SHARE:0.0  share of steps with any legal action
+--checkpoint NAME  latest (the newest valid one; default), best, or step_N
+--seed N  another seed than the run's: other episodes
+
 examples:
   rlplat record runs/demo --episodes 50 --out data/demo
   rlplat record runs/demo --episodes 50 --out data/mixed --sampled --random 0.3
@@ -25,39 +37,8 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat record",
-        description="Play episodes with the trained agent of a run and write them to a data set: a directory of .npz "
-        "files with a manifest, which appears whole or not at all. The rewards are raw, never clipped or scaled. "
-        "minari:ID in the place of RUN copies the episodes of a data set of Minari's; in that of DIR it writes one.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "run", metavar="RUN", help="a run directory, or one of its checkpoints; or minari:ID, or a data set"
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", type=expanded, required=True, help="the data set to write; or minari:ID"
-    )
-    parser.add_argument(
-        "--episodes", metavar="N", type=int, help="how many (default: 50; all of minari:ID, else its first N)"
-    )
-    parser.add_argument(
-        "--sampled", action="store_true", help="draw actions as in training, not the most likely ones"
-    )
-    parser.add_argument(
-        "--random",
-        metavar="SHARE",
-        type=float,
-        default=0.0,
-        help="share of steps with any legal action (default: 0)",
-    )
-    parser.add_argument(
-        "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
-    )
-    parser.add_argument("--seed", metavar="N", type=int, help="another seed than the run's: other episodes")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("record", _HELP, {"DIR": expanded, "N": int, "SHARE": float})
 
 
 def run(arguments: list[str]) -> int:

@@ -11,12 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError, UsageError
 from rlplat.listening import read_token
-from rlplat.paths import expanded
 
-_EPILOG = """\
+_HELP = """\
+Put a trained agent behind a port: JSON, raw rows, WebSocket, Open Inference Protocol.
+
+RUN  a run directory, one of its checkpoints, an exported .onnx file, an experiment of `rlplat tune`, FILE.py:NAME,
+  or a serve.yaml; deploy, status or shutdown: a serve.yaml in the background (rlplat serve deploy --help)
+--checkpoint NAME  latest (the newest valid one; default), best, or step_N
+--policy NAME:  which one, where the run has several
+--name NAME:  name of the model in /v2/models/NAME (default: the run's directory)
+--host HOST:127.0.0.1  address to listen on; 127.0.0.1 is this machine only
+--port N:8000  0 takes one that is free
+--replicas N:1  processes that act
+--max-rows N:256  rows of a forward pass at most
+--follow  take newer weights of the run as they appear
+--token-file FILE  its content is what callers must show (or $RLPLAT_SERVE_TOKEN); needed beyond this machine
+
 examples:
   rlplat serve runs/demo
   rlplat serve runs/demo --checkpoint best --replicas 2 --port 8000
@@ -24,74 +37,30 @@ examples:
   rlplat serve runs/experiment                        the best trial of `rlplat tune`
   rlplat serve policy.onnx                            a file of `rlplat export`; neither torch nor the run is needed
   rlplat serve app.py:app                             an application of your own (docs/serving.md)
-  rlplat serve deploy serve.yaml                      several, in the background; again: what differs is changed
-  rlplat serve status serve.yaml
-  rlplat serve shutdown serve.yaml
+  rlplat serve deploy serve.yaml                      several, in the background; also: serve status, serve shutdown
   rlplat serve runs/demo --host 0.0.0.0 --token-file token.txt
 then, in another terminal:
   curl -d '{"obs": [0.01, 0, 0.02, 0]}' http://127.0.0.1:8000/v1/act
 """
+_FILE_HELP = {
+    "deploy": "Change what runs to what the file says; where nothing runs, start it in the background.",
+    "status": "What runs of the file: replicas, their processes, addresses.",
+    "shutdown": "Finish the requests that run, then end all of it.",
+}
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat serve",
-        description="Put a trained agent behind a port: JSON, raw rows, WebSocket, Open Inference Protocol.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        type=expanded,
-        help="a run directory, one of its checkpoints, an exported .onnx file, an experiment of `rlplat tune`, "
-        "FILE.py:NAME, or a serve.yaml",
-    )
-    parser.add_argument(
-        "--checkpoint", metavar="NAME", help="latest (the newest valid one; default), best, or step_N"
-    )
-    parser.add_argument("--policy", metavar="NAME", default="", help="which one, where the run has several")
-    parser.add_argument(
-        "--name", default="", help="name of the model in /v2/models/NAME (default: the run's directory)"
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
-    )
-    parser.add_argument("--port", type=int, default=8000, help="0 takes one that is free (default: 8000)")
-    parser.add_argument(
-        "--replicas", metavar="N", type=int, default=1, help="processes that act (default: 1)"
-    )
-    parser.add_argument(
-        "--max-rows", metavar="N", type=int, default=256, help="rows of a forward pass at most (default: 256)"
-    )
-    parser.add_argument("--follow", action="store_true", help="take newer weights of the run as they appear")
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        type=expanded,
-        help="its content is what callers must show (or $RLPLAT_SERVE_TOKEN); needed beyond this machine",
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("serve", _HELP)
 
 
-def build_file_parser(verb: str) -> argparse.ArgumentParser:
+def build_file_parser(verb: str) -> Parser:
     """Of `rlplat serve deploy`, `status` and `shutdown`."""
-    what = {
-        "deploy": "Change what runs to what the file says; where nothing runs, start it in the background.",
-        "status": "What runs of the file: replicas, their processes, addresses.",
-        "shutdown": "Finish the requests that run, then end all of it.",
-    }
-    parser = Parser(prog=f"rlplat serve {verb}", description=what[verb])
-    parser.add_argument("file", metavar="FILE", type=expanded, nargs="?", default=Path("serve.yaml"))
-    parser.add_argument(
-        "--timeout-s",
-        metavar="SECONDS",
-        type=float,
-        help="how long it waits (default: 600 for deploy, 10 for status, 120 for shutdown)",
+    json = "--json  everything that is known\n" if verb == "status" else ""
+    waits = "--timeout-s S  how long it waits (default: 600 for deploy, 10 for status, 120 for shutdown)\n"
+    arguments = f"FILE?serve.yaml  the file that describes the applications\n{waits}{json}"
+    return command(
+        f"serve {verb}", f"{_FILE_HELP[verb]}\n\n{arguments}\nexample:\n  rlplat serve {verb} serve.yaml\n"
     )
-    if verb == "status":
-        parser.add_argument("--json", action="store_true", help="everything that is known")
-    return parser
 
 
 def run(arguments: list[str]) -> int:

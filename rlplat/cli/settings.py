@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 import typing
 from collections.abc import Iterator
 from typing import Any
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 
-_EPILOG = """\
+_HELP = """\
+Show every setting of an algorithm: its default, what it takes and what it means.
+
+ALGO  ppo, impala, a3c, dqn, sac, td3, mbpo, es, bc, cql, alphazero, or pkg.module:Class
+--env NAME  mark what the config for this environment changes
+--json  print one JSON array
+
 examples:
   rlplat settings ppo
   rlplat settings ppo --env CartPole-v1     the values that `rlplat train --algo ppo --env CartPole-v1` would use
@@ -22,21 +27,8 @@ file.
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat settings",
-        description="Show every setting of an algorithm: its default, what it takes and what it means.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "algo",
-        metavar="ALGO",
-        help="ppo, impala, a3c, dqn, sac, td3, mbpo, es, bc, cql, alphazero, or pkg.module:Class",
-    )
-    parser.add_argument("--env", metavar="NAME", help="mark what the config for this environment changes")
-    parser.add_argument("--json", action="store_true", help="print one JSON array")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("settings", _HELP)
 
 
 def run(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.cli.engine import add_engine_options, choose_engine
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.config import Layer, layer_from_flags
 from rlplat.config_sources import put
 from rlplat.errors import ConfigError
@@ -21,7 +21,28 @@ from rlplat.given.spelling import spelled
 from rlplat.paths import shown
 from rlplat.rl.user_code import located
 
-_EPILOG = """\
+_HELP = """\
+Train an agent. Needs --algo and --env, or a config file, or --resume.
+
+CONFIG?  a run's settings: a YAML file, or a shipped config such as ppo/Pong (rlplat configs lists them)
+--no-config  the algorithm's plain defaults, not the tuned config of this environment
+--algo NAME  the algorithm: ppo, impala, a3c, dqn, sac, td3, mbpo, es, bc, cql, alphazero, or pkg.module:Class
+--env NAME  the environment: CartPole-v1, Pong, pkg.module:Env, ./file.py:Env
+--seed N  root of all random numbers of the run
+--seeds LIST  a run for each of these seeds, one after the other: 1-5, or 1,2,7
+--num-rollout-workers N  processes that step environments; 0: all in one process
+--framework NAME  deep-learning framework: torch, tf
+--policy CLASS  a network of your own: pkg.module:Class, ./file.py:Class (sets policy.custom)
+--callback CLASS*  code of your own that hears of every step: ./file.py:Class; more than once (sets callbacks)
+--spaces FILE  only with --env external: the spaces of the simulators (sets env_kwargs.spaces)
+--listen ADDRESS  only with --env external: where simulators connect, [HOST]:PORT (default: :9900)
+--inference WHERE  only with --env external: remote (default), or local, where simulators act by themselves
+--out DIR  the run directory (default: runs/<algo>-<env>-<time>)
+--resume DIR  resume the run in this directory, from its newest checkpoint; auto: that of --out begins or continues
+--init-from CHECKPOINT  begin with the weights of another run: RUN (its newest checkpoint), RUN:best, RUN:step_N
+--track TRACKER*  copy the run to wandb, mlflow, trackio, aim or pkg.module:Class, by a process of its own
+--set KEY=VALUE+  settings, e.g. discount=0.995
+
 Settings come from the algorithm's defaults, then the config file, then flags; the later win. Any setting can be
 given as a flag with dashes (--learning-rate 3e-4, --stop.env-steps 200000, --policy.hidden-sizes "[128, 128]")
 or with --set. `rlplat settings ppo` lists the settings of an algorithm; those of a run are in its config.yaml.
@@ -43,93 +64,9 @@ Ctrl-C once: finishes the step, saves a checkpoint, says how to resume (exit cod
 _SETTING_FLAGS = ("env", "seed", "num_rollout_workers", "framework")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat train",
-        description="Train an agent. Needs --algo and --env, or a config file, or --resume.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "config",
-        nargs="?",
-        metavar="CONFIG",
-        help="a run's settings: a YAML file, or a shipped config such as ppo/Pong (rlplat configs lists them)",
-    )
-    parser.add_argument(
-        "--no-config",
-        action="store_true",
-        help="the algorithm's plain defaults, not the tuned config of this environment",
-    )
-    parser.add_argument(
-        "--algo",
-        metavar="NAME",
-        help="the algorithm: ppo, impala, a3c, dqn, sac, td3, mbpo, es, bc, cql, alphazero, or pkg.module:Class",
-    )
-    parser.add_argument(
-        "--env", metavar="NAME", help="the environment: CartPole-v1, Pong, pkg.module:Env, ./file.py:Env"
-    )
-    parser.add_argument("--seed", metavar="N", help="root of all random numbers of the run")
-    parser.add_argument(
-        "--seeds", metavar="LIST", help="a run for each of these seeds, one after the other: 1-5, or 1,2,7"
-    )
-    parser.add_argument(
-        "--num-rollout-workers", metavar="N", help="processes that step environments; 0: all in one process"
-    )
-    parser.add_argument("--framework", metavar="NAME", help="deep-learning framework: torch, tf")
-    parser.add_argument(
-        "--policy",
-        metavar="CLASS",
-        help="a network of your own: pkg.module:Class, ./file.py:Class (sets policy.custom)",
-    )
-    parser.add_argument(
-        "--callback",
-        action="append",
-        metavar="CLASS",
-        help="code of your own that hears of every step: ./file.py:Class; more than once (sets callbacks)",
-    )
-    parser.add_argument(
-        "--spaces",
-        metavar="FILE",
-        help="only with --env external: the spaces of the simulators (sets env_kwargs.spaces)",
-    )
-    parser.add_argument(
-        "--listen",
-        metavar="[HOST]:PORT",
-        help="only with --env external: where simulators connect (default: :9900)",
-    )
-    parser.add_argument(
-        "--inference",
-        metavar="WHERE",
-        help="only with --env external: remote (default), or local, where simulators act by themselves",
-    )
-    parser.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<algo>-<env>-<time>)")
-    parser.add_argument(
-        "--resume",
-        metavar="DIR",
-        help="resume the run in this directory, from its newest checkpoint; auto: that of --out begins or continues",
-    )
-    parser.add_argument(
-        "--init-from",
-        metavar="RUN[:CHECKPOINT]",
-        help="begin with the weights of another run: its newest checkpoint, or RUN:best, RUN:step_N",
-    )
-    parser.add_argument(
-        "--track",
-        metavar="TRACKER",
-        action="append",
-        default=[],
-        help="copy the run to wandb, mlflow, trackio, aim or pkg.module:Class, by a process of its own",
-    )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="settings, e.g. discount=0.995",
-    )
+def build_parser() -> Parser:
+    parser = command("train", _HELP, types={})
     add_engine_options(parser)
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
 

@@ -14,8 +14,8 @@ CALLED_AS = "RLPLAT_CALLED_AS"
 """The variable in which a script that starts `rlplat` says how it was called itself."""
 
 _HINT = re.compile(
-    r"(?<![\w./-])rlplat (?=(?:train|tune|evaluate|export|play|plot|record|serve|check-env|new|configs|settings|runs|"
-    r"dashboard|track|status|list|logs|stack|timeline|memory|up|down|exec|attach|submit|jobs|rsync-up|rsync-down|"
+    r"(?<![\w./-])rlplat (?=(?:train|tune|evaluate|export|play|plot|record|serve|check-env|doctor|new|configs|settings|"
+    r"runs|dashboard|track|status|list|logs|stack|timeline|memory|up|down|exec|attach|submit|jobs|rsync-up|rsync-down|"
     r"port-forward|completion)\b)"
 )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplat.cli import COMMANDS, main
+from rlplat.cli import COMMANDS, HIDDEN, main
 from rlplat.cli.completion import SCRIPTS, candidates, options_of, parser_of
 
 
@@ -41,7 +41,7 @@ def test_words_depend_on_what_is_there(tmp_path: Path, monkeypatch: pytest.Monke
     assert candidates(["train", "ppo/Cart"]) == ["ppo/CartPole-v1"]
     assert "CartPole-v1" in candidates(["train", "--algo", "ppo", "--env", "C"])
     assert candidates(["track", "runs/demo", "--to", "w"]) == ["wandb"]
-    assert candidates(["tr"]) == ["track", "train"] and candidates([]) == sorted(COMMANDS)
+    assert candidates(["tr"]) == ["track", "train"] and candidates([]) == sorted(COMMANDS.keys() - HIDDEN)
     assert candidates(["train", "--seed", ""]) == candidates(["nonsense", ""]) == []
 
 

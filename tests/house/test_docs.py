@@ -20,6 +20,7 @@ from rlplat.cli import COMMANDS
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import completion as completion_command
 from rlplat.cli import configs as configs_command
+from rlplat.cli import doctor as doctor_command
 from rlplat.cli import evaluate as evaluate_command
 from rlplat.cli import export as export_command
 from rlplat.cli import new as new_command
@@ -186,6 +187,7 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "serve": check_serve,
     "check-env": check_check_env,
     "tune": check_tune,
+    "doctor": lambda arguments: doctor_command.build_parser().parse_args(arguments),
     "new": lambda arguments: new_command.build_parser().parse_args(arguments),
     "evaluate": lambda arguments: evaluate_command.build_parser().parse_args(arguments),
     "export": lambda arguments: export_command.build_parser().parse_args(arguments),

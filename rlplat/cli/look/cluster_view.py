@@ -10,14 +10,6 @@ from typing import Any
 from rlplat.errors import ConfigError
 
 
-def add_cluster_options(parser: argparse.ArgumentParser, *, has_json: bool = True) -> None:
-    parser.add_argument("--pid", metavar="PID", help="the cluster of this driver, when several are running")
-    parser.add_argument("--session", metavar="FOLDER", help="the same, by its folder in /dev/shm")
-    if has_json:
-        parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-
-
 def refuse_cluster_file(command: str, arguments: Sequence[str]) -> None:
     """ConfigError for `rlplat logs lab.yaml`: other commands look at a cluster of several machines."""
     for file in arguments:
@@ -61,13 +53,19 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], indent: st
             table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
         Console().print(Padding(table, (0, 0, 0, len(indent))))
         return
-    widths = [max(len(row[column]) for row in [list(header), *cells]) for column in range(len(header))]
-    for row in [list(header), *cells]:
-        parts = [
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        ]
-        print(indent + "  ".join(parts).rstrip())
+    for line in plain_table([list(header), *cells], right):
+        print(indent + line)
+
+
+def plain_table(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
+    """Columns side by side; right: which of them are right-aligned."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(right))]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, right, strict=True)
+        padded = [text.rjust(width) if is_right else text.ljust(width) for text, width, is_right in cells]
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 _STYLES = {

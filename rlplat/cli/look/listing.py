@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Any
 
 from rlplat.cli.look.cluster_view import (
-    add_cluster_options,
     check_limit,
     chosen,
     print_silent,
@@ -16,10 +14,20 @@ from rlplat.cli.look.cluster_view import (
     size_of,
 )
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
 
-_EPILOG = """\
+_HELP = """\
+List what is in a running cluster.
+
+what@{tasks,actors,objects,nodes,workers,placement-groups,clusters}  what to list
+--limit N:100  most rows
+--filter COLUMN=VALUE*  only such rows; may be repeated
+--summary  tasks: counts by name and state
+--pid PID  the cluster of this driver, when several are running
+--session FOLDER  the same, by its folder in /dev/shm
+--json  print JSON
+
 examples:
   rlplat list tasks --filter state=running
   rlplat list actors --filter class=Learner --json
@@ -40,24 +48,8 @@ _OPTIONAL = {"namespace", "call_site", "reason"}
 """Columns that are left out of the table when they are empty."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat list",
-        description="List what is in a running cluster.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("what", choices=list(COLUMNS), metavar="WHAT", help=", ".join(COLUMNS))
-    parser.add_argument("--limit", metavar="N", type=int, default=100, help="most rows (default: 100)")
-    parser.add_argument(
-        "--filter",
-        metavar="COLUMN=VALUE",
-        action="append",
-        default=[],
-        help="only such rows; may be repeated",
-    )
-    parser.add_argument("--summary", action="store_true", help="tasks: counts by name and state")
-    add_cluster_options(parser)
-    return parser
+def build_parser() -> Parser:
+    return command("list", _HELP)
 
 
 def run(arguments: list[str]) -> int:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from rlplat.cli.look.cluster_view import (
-    add_cluster_options,
     chosen,
     print_table,
     refuse_cluster_file,
     size_of,
 )
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
 
-_EPILOG = """\
+_HELP = """\
+Show what workers printed, of a running cluster or of one that has ended.
+
+WORKER?  a worker's id or pid, an actor's name or class, or all (default: a list)
+-f --follow  continue as lines come, until the cluster ends
+--tail N:100  last lines of each worker
+--pid PID  the cluster of this driver, when several are running
+--session FOLDER  the same, by its folder in /dev/shm
+--json  print JSON
+
 examples:
   rlplat logs                      which workers have printed something
   rlplat logs w3 --tail 20
@@ -26,26 +33,8 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat logs",
-        description="Show what workers printed, of a running cluster or of one that has ended.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "worker",
-        nargs="?",
-        metavar="WORKER",
-        help="a worker's id or pid, an actor's name or class, or all (default: a list)",
-    )
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on as lines come, until the cluster ends"
-    )
-    parser.add_argument(
-        "--tail", metavar="N", type=int, default=100, help="last lines of each worker (default: 100)"
-    )
-    add_cluster_options(parser)
-    return parser
+def build_parser() -> Parser:
+    return command("logs", _HELP)
 
 
 def run(arguments: list[str]) -> int:

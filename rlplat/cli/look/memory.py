@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from rlplat.cli.look.cluster_view import (
-    add_cluster_options,
     check_limit,
     chosen,
     print_silent,
@@ -16,9 +14,17 @@ from rlplat.cli.look.cluster_view import (
     store_text,
 )
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 
-_EPILOG = """\
+_HELP = """\
+Show the objects of a running cluster, by owner, and who holds refs to them.
+
+--limit N:10  most objects of each owner
+--summary  counts of all objects by what made them (and where)
+--pid PID  the cluster of this driver, when several are running
+--session FOLDER  the same, by its folder in /dev/shm
+--json  print JSON
+
 examples:
   rlplat memory
   rlplat memory --limit 5 --json
@@ -27,20 +33,8 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat memory",
-        description="Show the objects of a running cluster, by owner, and who holds refs to them.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "--limit", metavar="N", type=int, default=10, help="most objects of each owner (default: 10)"
-    )
-    parser.add_argument(
-        "--summary", action="store_true", help="counts of all objects by what made them (and where)"
-    )
-    add_cluster_options(parser)
-    return parser
+def build_parser() -> Parser:
+    return command("memory", _HELP)
 
 
 def run(arguments: list[str]) -> int:

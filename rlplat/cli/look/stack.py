@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import linecache
 import os
 from typing import Any
 
-from rlplat.cli.look.cluster_view import add_cluster_options, chosen, refuse_cluster_file
+from rlplat.cli.look.cluster_view import chosen, refuse_cluster_file
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 
-_EPILOG = """\
+_HELP = """\
+Show the stack of every Python thread of a running cluster.
+
+WORKER?all  driver, node, a worker's id or pid, an actor's name or class
+--native  with native frames, by py-spy (it must be installed)
+--all  also the runtime's own threads and frames
+--pid PID  the cluster of this driver, when several are running
+--session FOLDER  the same, by its folder in /dev/shm
+--json  print JSON
+
 examples:
   rlplat stack                     the driver, the node and every worker
   rlplat stack w3
@@ -24,25 +32,8 @@ signal, to which faulthandler replies.
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat stack",
-        description="Show the stack of every Python thread of a running cluster.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "worker",
-        nargs="?",
-        default="all",
-        metavar="WORKER",
-        help="driver, node, a worker's id or pid, an actor's name or class (default: all)",
-    )
-    parser.add_argument(
-        "--native", action="store_true", help="with native frames, by py-spy (it must be installed)"
-    )
-    parser.add_argument("--all", action="store_true", help="also the runtime's own threads and frames")
-    add_cluster_options(parser)
-    return parser
+def build_parser() -> Parser:
+    return command("stack", _HELP)
 
 
 def run(arguments: list[str]) -> int:

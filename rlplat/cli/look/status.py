@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from rlplat.cli.look.cluster_view import (
-    add_cluster_options,
     amounts,
     chosen,
     print_silent,
@@ -14,10 +12,17 @@ from rlplat.cli.look.cluster_view import (
     store_text,
 )
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.durations import duration_text
 
-_EPILOG = """\
+_HELP = """\
+Show what a running cluster has, does and waits for.
+
+cluster@CLUSTER.yaml?  a cluster of several machines, by its file
+--pid PID  the cluster of this driver, when several are running
+--session FOLDER  the same, by its folder in /dev/shm
+--json  print JSON
+
 examples:
   rlplat status
   rlplat status --pid 4711           when several clusters are running
@@ -29,17 +34,8 @@ Exit code 2: no cluster of this user is running here; 1: a node of CLUSTER.yaml 
 _ORDER = ("running", "queued", "waiting-worker", "waiting-actor", "waiting-args", "ended", "failed")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat status",
-        description="Show what a running cluster has, does and waits for.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "cluster", nargs="?", metavar="CLUSTER.yaml", help="a cluster of several machines, by its file"
-    )
-    add_cluster_options(parser)
-    return parser
+def build_parser() -> Parser:
+    return command("status", _HELP)
 
 
 def run(arguments: list[str]) -> int:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
-from rlplat.cli.look.cluster_view import add_cluster_options, chosen, refuse_cluster_file
-from rlplat.cli.parser import Parser
+from rlplat.cli.look.cluster_view import chosen, refuse_cluster_file
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 
-_EPILOG = """\
+_HELP = """\
+Write the last calls of every worker (10,000 each) and long waits as a trace.
+
+--out PATH:rlplat-timeline.json  - for stdout
+--pid PID  the cluster of this driver, when several are running
+--session FOLDER  the same, by its folder in /dev/shm
+
 examples:
   rlplat timeline                       writes rlplat-timeline.json
   rlplat timeline --out - | gzip > trace.json.gz
@@ -21,20 +26,8 @@ Open the file in https://ui.perfetto.dev (it stays on your machine) or in chrome
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat timeline",
-        description="Write the last calls of every worker (10,000 each) and long waits as a trace.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        default="rlplat-timeline.json",
-        help="- for stdout (default: rlplat-timeline.json)",
-    )
-    add_cluster_options(parser, has_json=False)
-    return parser
+def build_parser() -> Parser:
+    return command("timeline", _HELP)
 
 
 def run(arguments: list[str]) -> int:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from pathlib import Path
 
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError, MissingExtra, UsageError
 from rlplat.listening import is_loopback, listen, read_token
-from rlplat.paths import expanded
 
-_EPILOG = """\
+_HELP = """\
+Show runs, experiments, the running cluster and servers in a browser. It only reads, and nothing on the page comes
+from another machine.
+
+directory@DIR?runs  where the runs are
+--host HOST:127.0.0.1  address to listen on
+--port N:8265  0: any free one
+--token-file FILE  a secret that callers must know; needed beyond loopback
+--export FILE  write one HTML file instead, and end
+--runs NAME+  with --export: only these runs (default: all)
+
 examples:
   rlplat dashboard                                   the runs in ./runs
   rlplat dashboard /data/runs --port 9000
@@ -21,32 +28,8 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat dashboard",
-        description="Show runs, experiments, the running cluster and servers in a browser. It only reads, and "
-        "nothing on the page comes from another machine.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "directory", nargs="?", type=expanded, default=Path("runs"), metavar="DIR", help="default: runs"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8265, help="0: any free one (8265)")
-    parser.add_argument(
-        "--token-file",
-        type=expanded,
-        metavar="FILE",
-        help="a secret that callers must know; needed beyond loopback",
-    )
-    parser.add_argument(
-        "--export", type=expanded, metavar="FILE", help="write one HTML file instead, and end"
-    )
-    parser.add_argument(
-        "--runs", nargs="+", default=[], metavar="RUN", help="with --export: only these runs (default: all)"
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("dashboard", _HELP)
 
 
 def run(arguments: list[str]) -> int:

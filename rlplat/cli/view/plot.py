@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.catalog import find, settings_of
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.metrics import read_records
 from rlplat.paths import expanded
@@ -19,7 +19,16 @@ COLORS = ("#1f77e0", "#e8702a", "#2a9d5c", "#b453c6", "#d43d51", "#0fa3b1", "#9c
 _FORMATS = (".pdf", ".png", ".svg", ".csv")
 _X_NAMES = {"env_steps": "env steps", "wall_s": "wall time (s)"}
 
-_EPILOG = """\
+_HELP = """\
+Draw a metric of runs: one curve for each config (or each NAME=), with an interval over seeds.
+
+runs@[NAME=]RUN...  run directories, directories of runs, or patterns
+--out! FILE  curve.pdf, curve.png, curve.svg or curve.csv
+--metric NAME:episode_return_mean  what is drawn
+--x {env_steps,wall_s}:env_steps  over what
+--middle {iqm,mean}:iqm  of the runs: interquartile mean, or mean
+--title TEXT:  above the picture (default: none)
+
 examples:
   rlplat plot runs/seed-* --out curve.pdf                      one curve with its interval over the seeds
   rlplat plot runs/ppo runs/sac --out both.svg                 directories of runs; one curve for each config
@@ -34,34 +43,7 @@ bootstrap interval. An evaluation is drawn at the env steps of the weights that 
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="rlplat plot",
-        description="Draw a metric of runs: one curve for each config (or each NAME=), with an interval over seeds.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "runs", nargs="+", metavar="[NAME=]RUN", help="run directories, directories of runs, or patterns"
-    )
-    parser.add_argument(
-        "--out",
-        required=True,
-        type=expanded,
-        metavar="FILE",
-        help="curve.pdf, curve.png, curve.svg or curve.csv",
-    )
-    parser.add_argument(
-        "--metric", default="episode_return_mean", metavar="NAME", help="default: episode_return_mean"
-    )
-    parser.add_argument("--x", default="env_steps", choices=tuple(_X_NAMES), help="default: env_steps")
-    parser.add_argument(
-        "--middle",
-        default="iqm",
-        choices=("iqm", "mean"),
-        help="of the runs: interquartile mean (default), mean",
-    )
-    parser.add_argument("--title", default="", metavar="TEXT", help="above the picture (default: none)")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+    return command("plot", _HELP)
 
 
 def run(arguments: list[str]) -> int:

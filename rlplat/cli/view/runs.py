@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from rlplat.catalog import describe_experiment, describe_run, find
+from rlplat.cli.look.cluster_view import plain_table
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
 from rlplat.given.spelling import spelled
-from rlplat.paths import expanded
 
-_EPILOG = """\
+_HELP = """\
+List runs and experiments with their latest metrics, the most recent one last. The trials of an experiment are one
+row; those of DIR itself are listed when it is an experiment.
+
+directory@DIR?runs  where they are
+--json  print one JSON array
+
 examples:
   rlplat runs                     those in ./runs
   rlplat runs /data/runs --json
@@ -23,19 +27,8 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat runs",
-        description="List runs and experiments with their latest metrics, the most recent one last. The trials of an "
-        "experiment are one row; those of DIR itself are listed when it is an experiment.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "directory", nargs="?", type=expanded, default=Path("runs"), metavar="DIR", help="default: runs"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON array")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("runs", _HELP)
 
 
 def run(arguments: list[str]) -> int:
@@ -129,14 +122,6 @@ def _figure(value: Any) -> str:
 
 
 def table(rows: list[list[str]], header: list[str]) -> str:
-    """Columns side by side; those of numbers are right-aligned."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    """Columns of numbers are right-aligned."""
     numeric = {"seed", "env steps", "return", "eval", "wall", "trials", "best"}
-    lines = []
-    for row in [header, *rows]:
-        cells = [
-            cell.rjust(width) if name in numeric else cell.ljust(width)
-            for cell, width, name in zip(row, widths, header, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join(plain_table([header, *rows], [name in numeric for name in header]))

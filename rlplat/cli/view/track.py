@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
-from rlplat.paths import expanded
 
-_EPILOG = """\
+_HELP = """\
+Copy a run (metrics, settings, evaluation, videos) to an experiment tracker, until the run ends.
+
+RUN  a run directory
+--to! TRACKER  wandb, mlflow, trackio, aim, or pkg.module:Class
+--project NAME:  default: the tracker's own, else rlplat
+--name NAME:  name of the run in the tracker (default: its directory)
+--no-videos  metrics and settings only
+--checkpoints  at the end also the best and the newest checkpoint
+--patience-s S:600  how long a tracker may fail after the run has ended; while it trains: without limit
+
 examples:
   rlplat train --algo ppo --env CartPole-v1 --track wandb    starts this command in parallel
   rlplat track runs/demo --to wandb --project cartpole       of a run that trains, or has ended
@@ -22,31 +30,8 @@ Killed, or without a network, it sends the rest when it is run again. Nothing is
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat track",
-        description="Copy a run (metrics, settings, evaluation, videos) to an experiment tracker, until the run ends.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("run", metavar="RUN", type=expanded, help="a run directory")
-    parser.add_argument(
-        "--to", metavar="TRACKER", required=True, help="wandb, mlflow, trackio, aim, or pkg.module:Class"
-    )
-    parser.add_argument("--project", default="", help="default: the tracker's own, else rlplat")
-    parser.add_argument("--name", default="", help="name of the run in the tracker (default: its directory)")
-    parser.add_argument("--no-videos", action="store_true", help="metrics and settings only")
-    parser.add_argument(
-        "--checkpoints", action="store_true", help="at the end also the best and the newest checkpoint"
-    )
-    parser.add_argument(
-        "--patience-s",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="how long a tracker may fail after the run has ended (600); while it trains: without limit",
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("track", _HELP)
 
 
 def run(arguments: list[str]) -> int:
