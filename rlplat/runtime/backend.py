@@ -69,6 +69,10 @@ class Backend(Protocol):
 
     def kill(self, handle: ActorHandle, no_restart: bool) -> None: ...
 
+    def on_death(self, handle: ActorHandle, callback: Callable[[Any], Any]) -> None:
+        """Call it, in a thread of its own, with the `ActorDied` of this actor once it is gone for good."""
+        ...
+
     def get_actor(self, name: str, namespace: str | None) -> ActorHandle: ...
 
     def handle_of(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:

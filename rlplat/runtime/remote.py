@@ -6,11 +6,11 @@ import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 import msgspec
 
-from rlplat.errors import OptionError
+from rlplat.errors import ActorDied, OptionError
 from rlplat.runtime import refs as connection
 from rlplat.runtime.connect import connected
 from rlplat.runtime.core.resources import check_text
@@ -217,10 +217,20 @@ class ActorHandle:
         if options is None:
             close = difflib.get_close_matches(name, self._info.methods, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
+            if name == "on_death":
+                return cast(Any, self._on_death)
             if name in ("__ray_terminate__", "__rlplat_terminate__"):
                 return ActorMethod(self, TERMINATE, CallOptions(concurrency_group=TERMINATE), ANYTHING)
             raise AttributeError(f"actor class {self._info.class_name} has no method {name!r}{hint}")
         return ActorMethod(self, name, options, self._info.signatures.get(name, ANYTHING))
+
+    def _on_death(self, callback: Callable[[ActorDied], Any]) -> None:
+        """`handle.on_death(callback)`, unless the class has a method of that name: call it once, in a thread of its
+        own, with the error that a call would raise, when the actor is gone for good: killed, crashed without restarts
+        left, ended by itself, or not created. At once where it is gone already.
+
+        A process is told as long as it has a handle; that the last handle goes is no news."""
+        backend().on_death(self, callback)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and other._actor_id == self._actor_id

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import msgspec
 
-from rlplat.errors import OptionError
+from rlplat.errors import ActorDied, OptionError
 from rlplat.runtime.client.calls import Calls, Deps
 from rlplat.runtime.client.cancels import Cancels
 from rlplat.runtime.client.envs import ClientEnvs
@@ -62,6 +65,8 @@ class Actors:
         self._detached: set[str] = set()
         """Those among the books: they do not end with the handles here, nor do their books."""
         self._gone_detached: dict[str, None] = {}
+        self._watchers: dict[str, list[Callable[[ActorDied], Any]]] = {}
+        """By actor: who is to be told of its death."""
         link.on(messages.Placed, self._on_placed)
         link.on(messages.ActorRestarting, self._on_restarting)
         link.on(messages.ActorGone, lambda _, m: self._on_gone(m.actor, m.error))
@@ -204,6 +209,17 @@ class Actors:
             text = f"actor {handle._info.class_name} is gone: {reason}"
             self._on_gone(actor_id, ErrorInfo("ActorDied", text))
 
+    def on_death(self, handle: ActorHandle, callback: Callable[[ActorDied], Any]) -> None:
+        """See `ActorHandle.on_death`."""
+        with self._lock:
+            self._link.check_open()
+            error = self._book(handle).gone
+            if error is None:
+                self._watchers.setdefault(handle._actor_id, []).append(callback)
+                self._loop.send_now()
+        if error is not None:
+            _tell([callback], error)
+
     # ---------------------------------------------------------------- calls
 
     def submit_call(
@@ -342,7 +358,14 @@ class Actors:
     def _on_gone(self, actor_id: str, error: ErrorInfo, was_made: bool = True) -> None:
         actor = self.books.get(actor_id)
         if actor is not None:
-            self._fail_all(actor.ended(error, was_made))
+            is_news = actor.gone is None
+            fails = actor.ended(error, was_made)
+            watchers = self._watchers.pop(actor_id, [])
+            if watchers:
+                _tell(watchers, error)
+            elif is_news and self._is_unheard(actor_id, error, was_made, fails):
+                print(f"rlplat: {error.message}", file=sys.stderr, flush=True)
+            self._fail_all(fails)
             self._remove_checkpoint(actor_id)
             if actor_id in self._detached:
                 self._gone_detached[actor_id] = None
@@ -350,6 +373,14 @@ class Actors:
                     oldest = next(iter(self._gone_detached))
                     del self._gone_detached[oldest], self.books[oldest]
                     self._detached.discard(oldest)
+
+    def _is_unheard(self, actor_id: str, error: ErrorInfo, was_made: bool, fails: list[Fail]) -> bool:
+        """Whether an actor of this process died, which nobody meant, and no call of it tells of that."""
+        is_own, is_death = actor_id.startswith(f"{self._link.client_id}:"), " died: " in error.message
+        waited_for = (self._objects.book.find(id) for fail in fails for id in fail.record.ids)
+        return (
+            is_own and (is_death or not was_made) and not any(each and each.num_refs for each in waited_for)
+        )
 
     def _on_unreachable(self, creation: int, actor_id: str) -> None:
         """No handle of an actor that this process made is left anywhere, nor a call: it may go."""
@@ -485,3 +516,16 @@ def _inline(name: str, args: tuple, kwargs: dict) -> bytes:
         )
     codec.check_fits(f"detached actor {name}", [len(data)], "Load what is large in the constructor.")
     return data
+
+
+def _tell(watchers: list[Callable[[ActorDied], Any]], error: ErrorInfo) -> None:
+    """In a thread of their own: what they do is theirs, and they may call the runtime."""
+
+    def tell() -> None:
+        for watcher in watchers:
+            try:
+                watcher(cast(ActorDied, to_exception(error)))
+            except Exception:
+                traceback.print_exc()
+
+    threading.Thread(target=tell, name="rlplat-on-death", daemon=True).start()

@@ -67,7 +67,11 @@ class Client:
         # The verbs of the parts, bound here: a call less on the way of each task.
         self.submitter, self.submit_call = self.tasks.submitter, self.actors.submit_call
         self.get, self.wait = self.reader.get, self.reader.wait
-        self.create_actor, self.kill = self.actors.create, self.actors.kill
+        self.create_actor, self.kill, self.on_death = (
+            self.actors.create,
+            self.actors.kill,
+            self.actors.on_death,
+        )
         self.handle_of = self.actors.handle_of
         self.get_actor, self.actor_names = self.actors.get, self.actors.names
         self.resources, self.cluster = self.questions.resources, self.questions.cluster

@@ -274,9 +274,20 @@ class InprocBackend:
         if actor is not None:
             self._end(actor, ErrorInfo("ActorDied", f"the last handle of actor {actor.class_name} is gone"))
 
+    def on_death(self, handle: ActorHandle, callback: Callable[[Any], Any]) -> None:
+        actor = self._actors[handle._actor_id]
+        actor.watchers.append(callback)
+        self._tell(actor)
+
+    def _tell(self, actor: LocalActor) -> None:
+        """Those who watch it, once it is dead, here and now."""
+        while actor.death is not None and actor.watchers:
+            actor.watchers.pop(0)(to_exception(actor.death))
+
     def _end(self, actor: LocalActor, death: ErrorInfo) -> None:
         if actor.death is None:
             actor.death = death
+            self._tell(actor)
         actor.instance = None
         give_back, actor.give_back = actor.give_back, _nothing
         give_back()

@@ -142,6 +142,7 @@ class LocalActor:
         self.concurrency_groups: dict[str, int] = {}
         self.instance: Any = None
         self.death: ErrorInfo | None = None
+        self.watchers: list[Callable[[Any], Any]] = []
         self.tail: ObjectRef | None = None
         """The end of the last call that had to wait: calls behind it wait as well."""
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ is no way: nobody outside could ask for an object of the nested cluster, so its 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -116,6 +116,12 @@ class NestedBackend(InprocBackend):
             super().kill(handle, no_restart)
         else:
             self._outside.kill(handle, no_restart)
+
+    def on_death(self, handle: ActorHandle, callback: Callable[[Any], Any]) -> None:
+        if self._is_our_actor(handle):
+            super().on_death(handle, callback)
+        else:
+            self._outside.on_death(handle, callback)
 
     def exit_actor(self) -> None:
         if current_call.get() is None:

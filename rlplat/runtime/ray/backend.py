@@ -340,6 +340,11 @@ class RayBackend:
     def kill(self, handle: ActorHandle, no_restart: bool) -> None:
         ray.kill(_ray_handle(handle), no_restart=no_restart)
 
+    def on_death(self, handle: ActorHandle, callback: Callable[[Any], Any]) -> None:
+        raise OptionError(
+            "on_death: Ray tells nobody of an actor's death but those who call it (docs/on-ray.md)"
+        )
+
     def exit_actor(self) -> None:
         if host.here is None:
             raise TypeError("rlplat.exit_actor() is for the methods of an actor; this code runs in none")
