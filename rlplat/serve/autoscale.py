@@ -13,9 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
-from rlplat.config import require_fields
 from rlplat.errors import ConfigError
 from rlplat.serve.files.checking import require_types
 
@@ -38,11 +36,6 @@ class Autoscale:
         for name in ("target_ongoing", "up_after_s", "down_after_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"autoscale.{name} is a positive number, not {getattr(self, name)}")
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Autoscale:
-        require_fields(cls, "autoscale", values)
-        return cls(**values)
 
 
 class Autoscaler:

@@ -28,7 +28,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlplat.config import require_fields
 from rlplat.errors import ConfigError
 from rlplat.serve.files.checking import require_types
 from rlplat.serve.multiplexing import no_model_request
@@ -62,11 +61,6 @@ class Batch:
             raise ConfigError(f"max_size of a batch is a whole number, 1 or more, not {self.max_size}")
         if not 0 <= self.max_wait_ms < math.inf:
             raise ConfigError(f"max_wait_ms of a batch is 0 or more milliseconds, not {self.max_wait_ms}")
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Batch:
-        require_fields(cls, "batch", values)
-        return cls(**values)
 
 
 @dataclass

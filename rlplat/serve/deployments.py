@@ -20,7 +20,7 @@ from rlplat.config import closest
 from rlplat.errors import ConfigError
 from rlplat.serve.autoscale import Autoscale
 from rlplat.serve.batching import Batch
-from rlplat.serve.files.checking import require_types
+from rlplat.serve.files.checking import made, require_types
 from rlplat.serve.http.sharing import CANARY, canary_replicas
 
 
@@ -96,14 +96,10 @@ def changed_options(options: DeploymentOptions, changes: dict[str, Any]) -> Depl
             raise ConfigError(
                 f"serve.deployment has no option '{name}'{closest(name, OPTIONS)}; there are {', '.join(OPTIONS)}"
             )
-    if isinstance(changes.get("autoscale"), dict):
-        changes = {**changes, "autoscale": Autoscale.from_dict(changes["autoscale"])}
-    elif not isinstance(changes.get("autoscale"), Autoscale | None):
-        raise ConfigError(f"autoscale is serve.Autoscale(max_replicas=...), not {changes['autoscale']!r}")
-    if isinstance(changes.get("batch"), dict):
-        changes = {**changes, "batch": Batch.from_dict(changes["batch"])}
-    elif not isinstance(changes.get("batch"), Batch | None):
-        raise ConfigError(f"batch is serve.Batch(max_size=...), not {changes['batch']!r}")
+    kinds = {"autoscale": Autoscale, "batch": Batch}
+    changes = {
+        name: made(kinds[name], name, value) if name in kinds else value for name, value in changes.items()
+    }
     return replace(options, **changes)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 
 from rlplat.errors import ConfigError
 from rlplat.serve.autoscale import Autoscale, Autoscaler
+from rlplat.serve.deployments import deployment
 
 
 def play(settings: Autoscale, load: list[float], start_s: float = 3.0, period_s: float = 0.25) -> list[int]:
@@ -75,12 +77,11 @@ def test_where_least_and_most_are_equal_nothing_moves() -> None:
     assert [scaler.decide(float(second), 100.0, 1) for second in range(100)] == [1] * 100
 
 
-@pytest.mark.parametrize("bad", [{"min_replicas": 0}, {"min_replicas": 5}, {"target_ongoing": math.nan}])
-def test_senseless_settings_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        Autoscale.from_dict(bad)
-
-
-def test_an_unknown_setting_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'max_replicas'"):
-        Autoscale.from_dict({"max_replica": 3})
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [({"min_replicas": 0}, "1 <= min"), ({"min_replicas": 5}, "1 <= min"), ({"target_ongoing": math.nan}, "positive"),
+     ({"max_replica": 3}, "did you mean 'max_replicas'"), (4, r"serve\.Autoscale\(min_replicas=\.\.\.\), not 4")],
+)  # fmt: skip
+def test_senseless_settings_are_refused(bad: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        deployment(autoscale=bad)(lambda: 1)

@@ -14,8 +14,6 @@ from rlplat.serve import model_id as get_multiplexed_model_id
 DeploymentHandle = Handle
 _NOT_HERE = {
     "route_prefix": "each application has its own port",
-    "health_check_period_s": "replicas that end are replaced",
-    "health_check_timeout_s": "replicas that end are replaced",
     "graceful_shutdown_wait_loop_s": "running.stop(drain_s) of rlplat.serve.run",
     "logging_config": "what replicas print is shown",
     "placement_group_bundles": "resources of ray_actor_options",
@@ -31,6 +29,8 @@ _OPTIONS = {
     "max_concurrent_queries": "max_concurrency",
     "max_queued_requests": "max_queued",
     "graceful_shutdown_timeout_s": "drain_timeout_s",
+    "health_check_period_s": "health_check_period_s",
+    "health_check_timeout_s": "health_check_timeout_s",
 }
 _AUTOSCALE = {
     "min_replicas": "min_replicas",

@@ -6,6 +6,7 @@ from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
 
+from rlplat.config import require_fields
 from rlplat.errors import ConfigError
 
 _KINDS: dict[str, tuple[type, str]] = {
@@ -25,3 +26,13 @@ def require_types(options: Any, where: str = "") -> None:
         value = getattr(options, each.name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
             raise ConfigError(f"{where}{each.name} is {value!r:.80}; expected {words}")
+
+
+def made(kind: type[Any], name: str, value: Any) -> Any:
+    """The options of this kind that the option `name` is, or is a dict of; None stays."""
+    if isinstance(value, dict):
+        require_fields(kind, name, value)
+        return kind(**value)
+    if not isinstance(value, kind | None):
+        raise ConfigError(f"{name} is serve.{kind.__name__}({fields(kind)[0].name}=...), not {value!r}")
+    return value
