@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent import futures
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,6 @@ from rlplat.serve.deployments import Application, Part, canary_of, parts_of
 from rlplat.serve.handle import forget_routes, routes_of, set_models, set_routes
 from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.listening import ListeningSocket
-from rlplat.serve.live import Change, Check, Live, Version
 from rlplat.serve.multiplexing import loaders_of
 from rlplat.serve.replica import Hung, Path, Replica, ReplicaSpec
 
@@ -37,6 +37,54 @@ _CONCURRENCY = 100_000
 """Of the actor: the gate of the replica decides how many calls run, and refuses the rest."""
 
 STOPPED = "the application has been stopped: start it again (serve.run)"
+
+
+@dataclass
+class Version:
+    part: Part
+    is_ingress: bool
+    user_config: Any
+    """The newest one: of its options, or given to `reconfigure` since."""
+    scaler: Autoscaler | None
+
+
+@dataclass
+class Change:
+    """A user_config that the replicas of a deployment were given."""
+
+    config: Any
+    ref: Any
+    """Of it: it is pickled once for all of them."""
+    before: dict[int, Any]
+    """The last that all took, by version."""
+    waiting: list[str] = field(default_factory=list)
+    """Replicas that have not answered."""
+    refused: str = ""
+    """By which replica, and why."""
+    has_lost: bool = False
+    """A replica died before it answered, and none has started with it since: it may be what kills them."""
+
+
+@dataclass
+class Live:
+    """What the controller keeps of a deployment."""
+
+    versions: dict[int, Version] = field(default_factory=dict)
+    failure: str = ""
+    """Why the last version did not start."""
+    change: Change | None = None
+    """The newest."""
+
+
+@dataclass
+class Check:
+    """Of a replica's health."""
+
+    due: float
+    """When it is asked, or, where it was, must have answered."""
+    is_asked: bool = False
+    failures: int = 0
+    """In a row."""
 
 
 class Controller:
