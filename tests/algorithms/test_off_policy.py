@@ -42,8 +42,8 @@ REACHING: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("algorithm", "more"),
-    [(SAC, {}), (SAC, {"normalize_observations": True}), (SAC, REACHING), (TD3, {})],
-    ids=["sac", "sac normalized", "sac with hindsight", "td3"],
+    [(SAC, {"normalize_observations": True}), (SAC, REACHING), (TD3, {})],
+    ids=["sac", "sac with hindsight", "td3"],
 )
 def test_resumes_bit_by_bit(runtime: None, algorithm: Any, more: dict[str, Any]) -> None:
     """Weights, optimizers, alpha, replay, random numbers, environments, statistics: everything goes on."""

@@ -68,7 +68,6 @@ CASES = {
         env="tests.rl.skilled_env:SkilledEnv",
     ),
     "ppo-two-workers": Case("ppo", (*PPO, "num_rollout_workers=2", "num_envs_per_worker=2")),
-    "ppo-in-process": Case("ppo", (*PPO, "num_rollout_workers=0")),
     "ppo-normalised": Case(
         "ppo",
         (
@@ -84,23 +83,6 @@ CASES = {
     "ppo-lstm": Case("ppo", (*PPO, "policy.core=lstm", "policy.core_size=8", "policy.share_encoder=auto")),
     "dqn-prioritized": Case("dqn", (*DQN, "prioritized=true", "n_step=3", "double=true")),
     "es": Case("es", ("population_size=2", "num_envs_per_worker=4")),
-    "alphazero": Case(
-        "alphazero",
-        (
-            *SMALL,
-            "num_rollout_workers=0",
-            "rollout_length=16",
-            "num_simulations=4",
-            "learning_starts=100",
-            "replay_capacity=500",
-            "evaluation.episodes=2",
-            "env_kwargs.opponent_depth=1",
-        ),
-        env="TicTacToe",
-        period=256,
-        killed=600,
-        total=1024,
-    ),
 }
 
 
