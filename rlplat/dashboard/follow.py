@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is not a record: it is skipped."""
+MAX_KEPT_BYTES = 16 << 20
+"""Of the lines whose rows one reading keeps. Of a larger file it keeps every second row, every fourth, ..."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +64,62 @@ def read_since(path: Path, since: Cursor | None = None) -> Records:
                 if file.read(1) != b"\n":  # cut and grown again: the lines are others
                     reset, start = True, 0
             file.seek(start)
-            data = file.read()
+            records = Records(Cursor(status.st_ino, start), reset=reset)
+            kept = _Kept()
+            for line, end in _lines(file, start):
+                row = None if line is None else _decode(line)
+                if row is None:
+                    records.skipped += 1
+                else:
+                    kept.add(row, len(line or b""))
+                records.cursor = Cursor(status.st_ino, end)
     except FileNotFoundError:
         return Records(Cursor(), reset=True)
-    whole = data[: data.rfind(b"\n") + 1]
-    records = Records(Cursor(status.st_ino, start + len(whole)), reset=reset)
-    for line in whole.splitlines():
-        row = _decode(line)
-        if row is None:
-            records.skipped += 1
-        else:
-            records.rows.append(row)
+    records.rows = kept.rows
     return records
+
+
+def _lines(file: BinaryIO, offset: int) -> Iterator[tuple[bytes | None, int]]:
+    """(a whole line, the offset behind it); None for one that is too long, of which nothing is kept."""
+    rest, is_long = b"", False
+    while data := file.read(MAX_LINE_BYTES):
+        *lines, tail = data.split(b"\n")
+        for line in lines:
+            whole, rest = rest + line, b""
+            offset += len(line) + 1
+            yield (None if is_long or len(whole) > MAX_LINE_BYTES else whole), offset
+            is_long = False
+        offset += len(tail)
+        rest += tail
+        if len(rest) > MAX_LINE_BYTES:
+            rest, is_long = b"", True
+
+
+class _Kept:
+    """Rows of at most MAX_KEPT_BYTES, evenly spread over all that came, the last among them."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []
+        self._rows: list[dict[str, Any]] = []
+        self._last: dict[str, Any] | None = None
+        self._num_bytes = self._num_seen = 0
+        self._every = 1
+
+    def add(self, row: dict[str, Any], num_bytes: int) -> None:
+        self._last = row
+        if self._num_seen % self._every == 0:
+            self._rows.append(row)
+            self._sizes.append(num_bytes)
+            self._num_bytes += num_bytes
+            self._last = None
+        self._num_seen += 1
+        while self._num_bytes > MAX_KEPT_BYTES and len(self._rows) > 1:
+            self._rows, self._sizes, self._every = self._rows[::2], self._sizes[::2], 2 * self._every
+            self._num_bytes = sum(self._sizes)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return self._rows if self._last is None else [*self._rows, self._last]
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -25,6 +26,8 @@ from rlplat.errors import UsageError
 MAX_POINTS = 2_000
 """Rows of a curve that are sent at first; new ones are all sent."""
 MAX_LOG_BYTES = 64 * 1024
+MAX_TEXT_BYTES = 1 << 20
+"""Of a config that is shown."""
 NOT_COMPARED = ("seed", "out", "expect", "stop", "evaluation")
 """Settings in which runs of one group may differ, besides the seed: when they end and how they are looked at."""
 _READ = ("config.yaml", "metrics.jsonl", "log.txt", "experiment.yaml", "results.csv")
@@ -41,6 +44,8 @@ class NoSuchRun(UsageError):
 class Pages:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
+        self._lock = threading.RLock()
+        """Requests come in several threads."""
         self._described: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._rows: OrderedDict[Path, tuple[Cursor, list[dict[str, Any]]]] = OrderedDict()
         self._num_rows = 0
@@ -59,7 +64,8 @@ class Pages:
                 found.append(self._described_once(kind, path))
             except OSError:  # removed or renamed while we looked
                 continue
-        self._described = {path: row for path, row in self._described.items() if path in seen}
+        with self._lock:
+            self._described = {path: row for path, row in self._described.items() if path in seen}
         found.sort(key=lambda row: (row["updated"], row["run"]), reverse=True)
         return {"root": str(self.root), "runs": found}
 
@@ -156,14 +162,15 @@ class Pages:
     def _curve_once(self, path: Path, metric: str, x: str) -> tuple[Curve, list[str]]:
         """A run's curve and the names that its newest rows have; made again only when its file has changed."""
         state = _state_of(path / "metrics.jsonl")
-        before = self._curves.pop((path, metric, x), None)
-        if before is None or before[0] != state:
-            rows = self._all_rows(path)
-            before = (state, _curve(rows, metric, x), list(columns(rows[-50:])))
-        self._curves[path, metric, x] = before
-        while len(self._curves) > _MAX_CURVES_KEPT:
-            self._curves.popitem(last=False)
-        return before[1], before[2]
+        with self._lock:
+            before = self._curves.pop((path, metric, x), None)
+            if before is None or before[0] != state:
+                rows = self._all_rows(path)
+                before = (state, _curve(rows, metric, x), list(columns(rows[-50:])))
+            self._curves[path, metric, x] = before
+            while len(self._curves) > _MAX_CURVES_KEPT:
+                self._curves.popitem(last=False)
+            return before[1], before[2]
 
     def experiment(self, name: str) -> dict[str, Any]:
         """An experiment's trials: number, state, parameters, metrics, and the run of each where it is one."""
@@ -212,16 +219,19 @@ class Pages:
 
     def _all_rows(self, path: Path) -> list[dict[str, Any]]:
         """All records of a run; those of the runs looked at last stay in memory."""
-        cursor, rows = self._rows.pop(path, (Cursor(), []))
-        self._num_rows -= len(rows)
-        records = read_since(path / "metrics.jsonl", cursor)
-        rows = records.rows if records.reset else rows + records.rows
-        self._rows[path] = (records.cursor, rows)
-        self._num_rows += len(rows)
-        while self._num_rows > _MAX_ROWS_KEPT and len(self._rows) > 1:
-            _, (_, oldest) = self._rows.popitem(last=False)
-            self._num_rows -= len(oldest)
-        return rows
+        with self._lock:
+            cursor, rows = self._rows.pop(path, (Cursor(), []))
+            self._num_rows -= len(rows)
+            records = read_since(path / "metrics.jsonl", cursor)
+            rows = records.rows if records.reset else rows + records.rows
+            if len(rows) > _MAX_ROWS_KEPT:  # a run that is watched while it grows
+                rows = rows[:-1:2] + rows[-1:]
+            self._rows[path] = (records.cursor, rows)
+            self._num_rows += len(rows)
+            while self._num_rows > _MAX_ROWS_KEPT and len(self._rows) > 1:
+                _, (_, oldest) = self._rows.popitem(last=False)
+                self._num_rows -= len(oldest)
+            return rows
 
 
 def group_of(settings: Mapping[str, Any]) -> str:
@@ -292,7 +302,9 @@ def _state_of(path: Path) -> tuple[int, int, int]:
 
 
 def _text(path: Path) -> str:
+    """Its first MAX_TEXT_BYTES."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with open(path, "rb") as file:
+            return file.read(MAX_TEXT_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""

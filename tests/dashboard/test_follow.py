@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.dashboard.follow import MAX_LINE_BYTES, Cursor, columns, read_since, thinned
+from rlplat.dashboard.follow import MAX_KEPT_BYTES, MAX_LINE_BYTES, Cursor, columns, read_since, thinned
+from rlplat.dashboard.pages import Pages
 
 LINES = st.lists(
     st.one_of(
@@ -97,3 +101,34 @@ def test_thinning_keeps_the_ends_the_order_and_all_evaluations(
         assert len(set(kept) - evaluated) <= limit
         assert kept[0] == 0 or limit == 1
         assert limit == 1 or kept[-1] == num - 1
+
+
+def test_of_a_huge_file_evenly_spread_rows_are_kept_in_bounded_memory(tmp_path: Path) -> None:
+    path, padding = tmp_path / "metrics.jsonl", "x" * 20_000
+    with open(path, "w") as file:
+        for number in range(4_001):  # 80 MB
+            file.write(json.dumps({"env_steps": number, "note": padding}) + "\n")
+        file.write("y" * (40 << 20) + "\n")  # one line that is no record
+        file.write(json.dumps({"env_steps": 4_001}) + "\n")
+    tracemalloc.start()
+    records = read_since(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * MAX_KEPT_BYTES
+    steps = [row["env_steps"] for row in records.rows]
+    assert steps[0] == 0 and steps[-1] == 4_001 and 300 < len(steps) < 900
+    assert {after - before for before, after in pairwise(steps[:-1])} == {8}
+    assert records.skipped == 1 and records.cursor.offset == path.stat().st_size
+    path.open("a").write('{"env_steps": 5}\n')
+    assert [row["env_steps"] for row in read_since(path, records.cursor).rows] == [5]
+
+
+def test_six_threads_count_the_rows_that_are_kept_once(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text("algo: ppo\n")
+    with open(tmp_path / "run/metrics.jsonl", "w") as file:
+        file.writelines(json.dumps({"env_steps": number, "loss": 1.0}) + "\n" for number in range(3_000))
+    pages = Pages(tmp_path)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda _: pages.run("run"), range(12)))
+    assert pages._num_rows == 3_000 == sum(len(rows) for _, rows in pages._rows.values())
