@@ -15,7 +15,7 @@ OUTPUT = {
     "tasks": "[1, 2, 3]",
     "parameter_server": "updated",
     "simulators": "[28, 28, 28]",
-    "experiments": "done",
+    "experiments": "1 of 2 trials failed, the first one: ValueError: boom\ndone",
     "tune_2020": "Best config: ['lr', 'momentum']",
     "tuner_today": "{'a': 1} 6 3",
     "sgd": "success!",

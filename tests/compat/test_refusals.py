@@ -45,6 +45,13 @@ def run(**arguments: Any) -> Any:
         (lambda: serve.deployment(ray_actor_options={"memory": 1}), "memory"),
         (lambda: serve.deployment(max_ongoing=3), "max_ongoing"),
         (lambda: tune.run_experiments({"a": {"config": {}}}), "run"),
+        (
+            lambda: run(
+                config={"a": tune.uniform(0, 1), "b": tune.sample_from(lambda spec: spec.config.a)},
+                scheduler=schedulers.PopulationBasedTraining(metric="x", hyperparam_mutations={"b": [1, 2]}),
+            ),
+            "config b",
+        ),
     ],
 )
 def test_an_argument_is_refused(call: Callable[[], Any], key: str) -> None:
@@ -93,3 +100,9 @@ def test_what_changes_nothing_is_said_once(capsys: pytest.CaptureFixture[str]) -
     for _ in range(2):
         schedulers.MedianStoppingRule(metric="a", hard_stop=True)
     assert capsys.readouterr().err.count("hard_stop") == 1
+
+
+def test_all_names_of_the_schedulers_are_schedulers() -> None:
+    names: dict[str, Any] = {}
+    exec("from rlplat.compat.ray.tune.schedulers import *", names)
+    assert {name for name in names if not name.startswith("__")} == set(schedulers.__all__)

@@ -82,4 +82,17 @@ for scheduler in (
     spec["config"] = {"factor_1": grid_search([1.0, 2.0, 3.0]), "factor_2": 1.0}
     spec["num_samples"] = 1
     assert len(run_experiments({"asha_test": spec}, scheduler=scheduler, verbose=False)) == 3
+
+
+def fails(config, reporter):
+    reporter(ok=1)
+    if config["index"] == 1:
+        raise ValueError("boom")
+
+
+try:
+    run_experiments({"fails": {"run": fails, "config": {"index": grid_search([0, 1])}}}, verbose=False)
+except ray.tune.TuneError as error:
+    print(error)
+assert len(run_experiments({"lambda": {"run": lambda config, reporter: reporter(ok=1)}}, verbose=False)) == 1
 print("done")

@@ -59,7 +59,7 @@ analysis = tune.run(
     metric="loss",
     mode="min",
     config={"x": tune.choice([-1, 2]), "net": torch.nn.ReLU, "y": tune.grid_search([1, 2])},
-    resources_per_trial={"cpu": 1, "gpu": 0},
+    resources_per_trial={"gpu": 0},
     stop=lambda trial_id, result: result["training_iteration"] >= 3,
     local_dir="results",
     verbose=0,
@@ -68,4 +68,4 @@ best = analysis.best_trial
 assert best.last_result["loss"] - 1 == analysis.best_config["x"] ** 2, best.last_result
 with open(os.path.join(best.checkpoint.value, "checkpoint")) as f:
     assert f.read() == "1"
-assert os.path.isdir("results/quadratic")
+assert os.path.isdir("results/quadratic") and os.path.isabs(best.checkpoint.value)

@@ -29,7 +29,7 @@ class Trial:
     def checkpoint_path(self) -> str | None:
         """The directory that the trial saved last; None: it saved none."""
         path = self._analysis.checkpoint_of(self._trial)
-        return None if path is None else next(map(str, (path / "files" / "0").glob("*")), str(path))
+        return None if path is None else str(next((path.resolve() / "files" / "0").glob("*"), path.resolve()))
 
     @property
     def checkpoint(self) -> Any:

@@ -31,7 +31,7 @@ _NOT_HERE = {
 }
 _NO_EFFECT = (
     "queue_trials reuse_actors global_checkpoint_period keep_checkpoints_num checkpoint_score_attr log_to_file "
-    "server_port with_server checkpoint_at_end loggers progress_reporter sync_config sync_to_cloud trial_name_creator "
+    "server_port with_server loggers progress_reporter sync_config sync_to_cloud trial_name_creator "
     "trial_dirname_creator trial_name_string trial_executor chdir_to_trial_dir"
 ).split()
 """Trials always wait for room, share processes and are numbered; the newest two checkpoints of each are kept."""
@@ -57,6 +57,7 @@ def run(
     search_alg: Searcher | None = None,
     scheduler: TrialScheduler | None = None,
     checkpoint_freq: int = 0,
+    checkpoint_at_end: bool | None = False,
     verbose: int | bool = 1,
     resume: bool | str = False,
     raise_on_failed_trial: bool = True,
@@ -88,9 +89,10 @@ def run(
     metric, mode, is_named = _objective(metric, mode, scheduler, search_alg, rules)
     is_class = inspect.isclass(trainable)
     wrapped = (of_class if is_class else of_function)(trainable, constants, ends)
-    wrapped.__name__ = wrapped.__qualname__ = getattr(trainable, "__name__", type(trainable).__name__)
+    called = getattr(trainable, "__name__", type(trainable).__name__)
+    wrapped.__name__ = wrapped.__qualname__ = "trial" if called == "<lambda>" else called
     out, is_resumed = _place(local_dir or storage_path, name, wrapped.__name__, resume)
-    saves_each = not is_class or others.get("checkpoint_at_end")
+    saves_each = not is_class or checkpoint_at_end
     analysis = tune.run(
         wrapped,
         space,
@@ -114,7 +116,7 @@ def run(
     failed = [trial for trial in found.trials if trial.status == "ERROR"]
     if failed and raise_on_failed_trial:
         raise TuneError(
-            f"{len(failed)} of {len(found.trials)} trials failed, the first one: {failed[0].error}"
+            f"{len(failed)} of {len(found.trials)} trials failed, the first one: {failed[0].error.splitlines()[0]}"
         )
     return found
 
@@ -157,7 +159,7 @@ def _resources(trainable: Any, given: Any) -> dict[str, float] | None:
         if name != "custom_resources":
             key = name.removeprefix("extra_")
             total[key] = total.get(key, 0) + amount
-    return total
+    return {"cpu": 1, **total}
 
 
 def _place(local_dir: str | None, name: str | None, function: str, resume: bool | str) -> tuple[Path, bool]:

@@ -9,8 +9,16 @@ from typing import Any
 from rlplat import tune
 from rlplat.compat.ray.refusals import check
 from rlplat.compat.ray.tune.space import is_domain
-from rlplat.errors import OptionError
+from rlplat.errors import ConfigError, OptionError
 
+__all__ = [
+    "ASHAScheduler",
+    "AsyncHyperBandScheduler",
+    "FIFOScheduler",
+    "HyperBandScheduler",
+    "MedianStoppingRule",
+]
+__all__ += ["PB2", "PopulationBasedTraining", "TrialScheduler"]
 NUM_DRAWS = 256
 """Of a mutation that is a function: what they span is the parameter's range."""
 _NO_EFFECT = ("hard_stop", "require_attrs")
@@ -116,7 +124,14 @@ class PopulationBasedTraining(TrialScheduler):
             if own is not None:
                 begins[name] = computes or (lambda config, own=own: own)
             drawn = [how() for _ in range(NUM_DRAWS)] if is_function else how
-            place[last] = _domain_of(drawn, [begins[name](_constants(space))] if own is not None else [])
+            try:
+                place[last] = _domain_of(drawn, [begins[name](_constants(space))] if own is not None else [])
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise OptionError(
+                    f"config {name} is computed from what is drawn, and it is mutated: give it a domain ({error})"
+                ) from error
         if not settings["mutations"]:
             raise OptionError("PopulationBasedTraining needs hyperparam_mutations={'lr': [1e-3, 1e-2], ...}")
         scheduler = self.kind(unit=self.time_attr, **settings)
