@@ -79,6 +79,11 @@ class DeploymentOptions:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is a positive number of seconds, not {getattr(self, name)}")
+        if self.max_held_bytes < self.max_body_bytes:
+            raise ConfigError(
+                f"max_body_bytes is {self.max_body_bytes:,}, and all bodies together, max_held_bytes, "
+                f"{self.max_held_bytes:,}: raise that too"
+            )
         if self.batch is not None and not self.batch.many and self.batch.max_size > self.max_concurrency:
             raise ConfigError(
                 f"a batch of {self.batch.max_size} never fills where {self.max_concurrency} requests run at once: "

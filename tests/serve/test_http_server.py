@@ -21,6 +21,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from rlplat.errors import ConfigError
 from rlplat.serve.deployments import DeploymentOptions
 from rlplat.serve.http.connection import State, WebSocketConnection
 from rlplat.serve.http.held import Held
@@ -59,9 +60,10 @@ def writes(
     *,
     later: Sequence[bytes] = (),
     token: str = "",
+    held: int = 10**9,
     **options: Any,
 ) -> Transport:
-    """What is written in answer to one request, whose parts `later` come one by one."""
+    """What is written in answer to one request, whose parts `later` come one by one. held: bytes in all."""
 
     async def serve() -> Transport:
         listening = ListeningSocket("127.0.0.1", 0)
@@ -71,6 +73,7 @@ def writes(
                 served, gate, DeploymentOptions(**options), token, executor, Metrics("model-0"), no_metrics
             )
             await server.start(listening.door)
+            server._state.held.max_bytes = held
             protocol = server._protocol()
             protocol.connection_made(transport)
             protocol.data_received(request)
@@ -366,6 +369,37 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(main())
 
 
+def test_a_body_that_could_never_be_taken_is_refused_when_it_is_allowed() -> None:
+    with pytest.raises(ConfigError, match="max_held_bytes, 134,217,728: raise that too"):
+        DeploymentOptions(max_body_bytes=1 << 30)
+
+
+def test_a_server_that_is_full_accepts_when_a_connection_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        listening, gate = ListeningSocket("127.0.0.1", 0), Gate("m", 10, 10)
+        options = DeploymentOptions(max_connections=2)
+        server = HttpServer(hello, gate, options, "", ThreadPoolExecutor(1), Metrics("m-0"), no_metrics)
+        await server.start(listening.door)
+
+        async def ask() -> asyncio.StreamWriter:
+            reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+            writer.write(get())
+            await reader.readuntil(b"hello")
+            return writer
+
+        first, _ = await ask(), await ask()
+        third = asyncio.ensure_future(ask())
+        await asyncio.sleep(0.05)
+        assert not third.done() and server.stats() == {"connections": 2}
+        first.close()
+        (await asyncio.wait_for(third, 10)).close()
+        _.close()
+        await server.stop(0.0)
+        listening.close()
+
+    asyncio.run(main())
+
+
 async def size_of(request: Any) -> int:
     return len(await request.body())
 
@@ -400,8 +434,8 @@ def test_a_body_has_a_limit_and_all_of_them_together(served: Any) -> None:
     for body, options, status in (
         (10 * [chunk], {"max_body_bytes": 999}, 413),
         (10 * [chunk], {"max_body_bytes": 1000}, 200),
-        (10 * [chunk], {"max_held_bytes": 999}, 503),
-        (10 * [chunk], {"max_held_bytes": 1000}, 200),
+        (10 * [chunk], {"held": 999}, 503),
+        (10 * [chunk], {"held": 1000}, 200),
     ):
         answer = b"".join(writes(served, CHUNKED, later=[*body, b"0\r\n\r\n"], **options).writes)
         assert answer.startswith(b"HTTP/1.1 %d " % status), (options, answer)

@@ -31,7 +31,7 @@ def most_bytes(pid: int) -> int:
 @pytest.mark.usefixtures("cluster")
 def test_clients_that_send_too_much_do_not_fill_the_memory() -> None:
     """60 MiB of header lines; 20 bodies of 20 MiB; 20 halves of messages of 4 MiB."""
-    app = apps.Sizes.options(max_held_bytes=32 * MIB).bind()
+    app = apps.Sizes.options(max_body_bytes=32 * MIB, max_held_bytes=32 * MIB).bind()
     with serve.run(app, port=0) as running, ThreadPoolExecutor(20) as clients:
         address = (urlsplit(running.url).hostname, urlsplit(running.url).port)
         pid = running.handle.pid.remote().result(10)

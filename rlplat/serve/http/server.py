@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import resource
 import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -42,6 +43,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Of a WebSocket."""
+OTHER_FILES = 128
+"""Of the open files that the process may have (ulimit -n), those that are no connections."""
 _FULL_S = 0.1
 """When a server that has no room for a connection looks again."""
 TIMEOUT = b"x-request-timeout"
@@ -83,6 +86,8 @@ class HttpServer:
         self._state = State(Held(options.max_held_bytes))
         self._socket: socket.socket | None = None
         """At which it accepts; of a canary the end of the queue at which connections come out."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_connections = min(options.max_connections, max(1, files - OTHER_FILES))
         self._share = Share()
         self._queue: tuple[socket.socket, socket.socket] | None = None
         """To the canary: where connections go in, where they come out; None of a canary itself."""
@@ -182,7 +187,7 @@ class HttpServer:
 
     def _arrived(self) -> None:
         assert self._socket is not None
-        if len(self._state.connections) >= self._options.max_connections:
+        if len(self._state.connections) >= self._max_connections:
             self._loop.remove_reader(self._socket)
             self._deferred = self._loop.call_later(_FULL_S, self._listen)
             return
