@@ -417,6 +417,7 @@ class Asgi:
                 body += message.get("body", b"")
                 if message["type"] == "http.disconnect":
                     status = 500
+                    assert (await receive())["type"] == "http.disconnect", "and it stays so"
                 if not message.get("more_body"):
                     break
             await send({"type": "http.response.start", "status": status, "headers": []})

@@ -43,8 +43,10 @@ class Body:
         self._is_dropped = False
 
     async def receive(self) -> Any:
+        if self.refusal is not None:
+            return {"type": "http.disconnect"}
         message = await self._receive()
-        if not message.get("body") or self.refusal is not None:
+        if not message.get("body"):
             return message
         size = self.held.num_bytes + len(message["body"])
         if size > self._max_bytes:
