@@ -66,7 +66,7 @@ def test_an_argument_is_refused(call: Callable[[], Any], key: str) -> None:
         (ray, "rllib"),
         (serve, "init"),
         (serve, "create_endpoint"),
-        (tune, "CLIReporter"),
+        (tune, "Callback"),
         (util, "collective"),
     ],
 )

@@ -25,7 +25,6 @@ NOT_HERE = {
     "tune.logger": "results.csv, results.jsonl and tensorboard/ are written",
     "tune.integration": "tune.report in the trial",
     "tune.registry.register_env": "the environment's class, or its name",
-    "tune.CLIReporter": "verbose=0 shows nothing, otherwise there is a table",
     "tune.Callback": "print in the trial, or read analysis.dataframe()",
     "tune.PlacementGroupFactory": "resources_per_trial={'cpu': 2}: of the trial and all that it starts",
     "tune.SyncConfig": "local_dir, on a shared disk",

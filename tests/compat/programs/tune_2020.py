@@ -1,11 +1,13 @@
 """Tune of 2020: tune.run, ASHA, track.log, files in the trial's directory, the analysis."""
 
 import os
+from functools import partial
 
 import numpy as np
 import torch
 import torch.optim as optim
 from ray import tune
+from ray.tune import CLIReporter
 from ray.tune.examples.mnist_pytorch import ConvNet, get_data_loaders, test, train
 from ray.tune.schedulers import ASHAScheduler
 
@@ -45,7 +47,8 @@ model.load_state_dict(torch.load(logdir + "/model.pth"))
 assert not os.path.exists("model.pth")
 
 
-def objective(config, checkpoint_dir=None):
+def objective(config, checkpoint_dir=None, data_dir=None):
+    assert data_dir == "data"
     for step in range(3):
         with tune.checkpoint_dir(step) as folder:
             with open(os.path.join(folder, "checkpoint"), "w") as f:
@@ -54,7 +57,8 @@ def objective(config, checkpoint_dir=None):
 
 
 analysis = tune.run(
-    objective,
+    partial(objective, data_dir="data"),
+    progress_reporter=CLIReporter(metric_columns=["loss", "training_iteration"]),
     name="quadratic",
     metric="loss",
     mode="min",

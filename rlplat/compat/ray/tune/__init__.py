@@ -51,6 +51,16 @@ def checkpoint_dir(step: int) -> Any:
 get_trial_dir, get_trial_id, get_trial_name = trial_dir, trial_name, trial_name
 
 
+class CLIReporter:
+    """What it was told changes nothing: there is one table."""
+
+    def __init__(self, **settings: Any) -> None:
+        pass
+
+
+JupyterNotebookReporter = CLIReporter
+
+
 def with_parameters(trainable: Any, **values: Any) -> Any:
     """The trainable with further arguments, sent with it."""
     if isinstance(trainable, type):
