@@ -46,7 +46,8 @@ _NO_SUCH_OPTION = {
 _NO_EFFECT = (
     "configure_logging include_dashboard include_webui dashboard_host dashboard_port webui_host logging_level "
     "logging_format logging_config redirect_output redirect_worker_output num_redis_shards redis_max_memory "
-    "plasma_directory huge_pages driver_object_store_memory lru_evict use_raylet _system_config"
+    "plasma_directory huge_pages driver_object_store_memory lru_evict use_raylet _system_config "
+    "num_workers start_ray_local"
 ).split()
 """Of Ray's own processes and logs."""
 _OLD_OPTIONS = {"num_return_vals": "num_returns", "max_reconstructions": "max_restarts"}

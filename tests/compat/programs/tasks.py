@@ -5,7 +5,7 @@ import time
 import numpy as np
 import ray
 
-ray.init(num_cpus=2, num_gpus=1)
+ray.init(num_cpus=2, num_gpus=1, num_workers=2)
 
 
 @ray.remote
