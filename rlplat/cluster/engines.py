@@ -15,6 +15,8 @@ OLDEST_RAY = (2, 52)
 
 
 READY = "the autoscaler is ready"
+SETTINGS = "RLPLAT_AUTOSCALER_SETTINGS"
+"""The variable with its cluster's settings: unlike a command line, it is this user's alone to read."""
 FREE_PORTS = ("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0")
 HEALTH_ENV = {  # Ray's 3 s and 10 s would notice a hung node after a minute
     "RAY_health_check_period_ms": "1000",
@@ -75,8 +77,8 @@ class RayEngine:
 
     def autoscaler(self, folder: str, cluster: ClusterSettings) -> NodeStart:
         settings = cluster.model_dump_json(exclude_defaults=True)
-        argv = ("{python}", "-m", "rlplat.cluster.scaling.autoscaler", folder, settings)
-        return NodeStart(argv, _TOKEN, ready_text=READY)
+        argv = ("{python}", "-m", "rlplat.cluster.scaling.autoscaler", folder)
+        return NodeStart(argv, {**_TOKEN, SETTINGS: settings}, ready_text=READY)
 
     def scaling(self, head: str) -> Scaling:
         from rlplat.cluster.scaling.ray_demand import RayScaling

@@ -2,7 +2,8 @@
 
 It reads one line of JSON, the request, and for `receive` the bytes of an archive after it; it prints what people may
 read, then one line that begins with RESULT and has the answer as JSON. Requests hold the cluster's key: they come by
-standard input, never on a command line. `run` and `shell` instead take arguments, so that input is the program's.
+standard input, never on a command line, which every user of the machine may read. `run` and `shell`, whose input is the
+program's, take the name of a request that was kept before (`keep`), 0600, and remove it.
 What is slow to import is imported where it is used: each verb is a new process.
 """
 
@@ -12,32 +13,39 @@ import fcntl
 import json
 import os
 import pwd
+import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import rlplat
 from rlplat.cluster.jobs import Jobs
-from rlplat.cluster.node_process import HostError, NodeProcess, NodeStart, private_folder
+from rlplat.cluster.node_process import HostError, NodeProcess, NodeStart, private_folder, write_private
 
 RESULT = "@rlplat "
+_KEEP_S = 3600.0
 
 
 def main(arguments: list[str]) -> int:
     verb, *rest = arguments
     try:
         if verb in ("run", "shell"):
-            return _run(json.loads(rest[0]), rest[1:])
+            return _run(_kept(Path(rest[0])), rest[1:])
         request = json.loads(sys.stdin.buffer.readline())
         answer = _VERBS[verb](request)
     except HostError as error:
         answer = {"error": str(error)}
     except OSError as error:
         answer = {"error": f"{error.filename or verb}: {error.strerror or error}"}
+    except (KeyError, TypeError, ValueError, IndexError) as error:  # files or requests of another version
+        answer = {
+            "error": f"{verb}: rlplat {rlplat.__version__} cannot read this ({error!r}): one version on all nodes?"
+        }
     print(RESULT + json.dumps(answer), flush=True)
     return 1 if "error" in answer else 0
 
@@ -197,7 +205,28 @@ def logs(request: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def keep(request: dict[str, Any]) -> dict[str, Any]:
+    """Write the request where `run` and `shell` find it; what was kept and never asked for goes after an hour."""
+    folder = private_folder(private_folder(cluster_folder(request["folder"])) / "requests")
+    for old in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > _KEEP_S:
+                old.unlink()
+    place = folder / secrets.token_hex(16)
+    write_private(place, json.dumps(request))
+    return {"place": str(place)}
+
+
+def _kept(place: Path) -> dict[str, Any]:
+    try:
+        request: dict[str, Any] = json.loads(place.read_text())
+    finally:
+        place.unlink(missing_ok=True)
+    return request
+
+
 _VERBS = {
+    "keep": keep,
     "look": look, "receive": receive, "send": send, "setup": setup, "start": start, "open": open_up, "stop": stop,
     "submit": submit, "jobs": jobs, "stop-job": stop_job, "logs": logs,
 }  # fmt: skip

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -70,19 +71,29 @@ class Jobs:
         return [self.look(str(job_id)) for job_id in ids]
 
     def look(self, job_id: str) -> dict[str, Any]:
-        """state: `running`, `done`, `failed`, `stopped`, or `lost` (its supervisor is gone: killed, or a reboot)."""
+        """state: `running`, `done`, `failed`, `stopped`, `lost` (its supervisor is gone: killed, or a reboot), or
+        `damaged` (a file of it cannot be read)."""
         folder = self._folder / job_id
-        try:
-            job = json.loads((folder / "job.json").read_text())
-        except (FileNotFoundError, NotADirectoryError):
+        if not (folder / "job.json").exists():
             known = ", ".join(each["id"] for each in self.all()) or "none"
-            raise HostError(f"there is no job {job_id!r} (jobs: {known})") from None
-        job |= {"id": job_id, "log": str(folder / "log")}
+            raise HostError(f"there is no job {job_id!r} (jobs: {known})")
+        place = {"id": job_id, "log": str(folder / "log")}
+        job = _read(folder / "job.json", {"command": list, "submitted": float, "workdir": str})
+        if job is None:
+            unread = f"({folder / 'job.json'} is damaged)"
+            return place | {
+                "state": "damaged",
+                "command": [unread],
+                "submitted": time.time(),
+                "exit_code": None,
+            }
+        job |= place
         alive = "pid" not in job or marks.is_alive(job["pid"], job["began"])
-        try:
-            result = json.loads((folder / "result.json").read_text())
-        except FileNotFoundError:
+        if not (folder / "result.json").exists():
             return job | {"state": "running" if alive else "lost", "exit_code": None}
+        result = _read(folder / "result.json", {"exit_code": int, "ended": float, "stopped": bool})
+        if result is None:
+            return job | {"state": "damaged", "exit_code": None}
         code = result["exit_code"]
         state = "stopped" if result["stopped"] else "failed" if code else "done"
         return job | result | {"state": state}
@@ -120,6 +131,18 @@ class Jobs:
                 time.sleep(0.1)
 
 
+def _read(path: Path, fields: Mapping[str, type]) -> dict[str, Any] | None:
+    """A JSON file with these fields; None where it is cut, or another version wrote it."""
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    is_whole = isinstance(values, dict) and all(
+        isinstance(values.get(key), kind) for key, kind in fields.items()
+    )
+    return values if is_whole else None
+
+
 def supervise(folder: Path) -> int:
     """Run the job of this folder to its end and write its result."""
     job = json.loads((folder / "job.json").read_text())
@@ -136,7 +159,8 @@ def supervise(folder: Path) -> int:
 
     def kill(number: int, frame: FrameType | None) -> None:
         for pid in marks.marked(marks.JOB, str(folder)):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may have ended just now
+                os.kill(pid, signal.SIGKILL)
 
     blocked = {signal.SIGTERM, signal.SIGALRM}
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)

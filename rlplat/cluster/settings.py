@@ -44,7 +44,9 @@ _ACCELERATORS = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(?::[1-9][0-9]{0,2})?\Z")
 _THERE = re.compile(r"[~/][A-Za-z0-9_./-]*\Z")
 _RAY = re.compile(r"2\.(?:5[2-9]|[6-9][0-9]|[1-9][0-9]{2})\.[0-9]{1,3}\Z")
 _SECRET = re.compile(
-    r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE
+    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY|SIGNING_KEY|PGPASS|DATABASE_URL"
+    r"|(?:\A|_)(?:AUTH|PAT|PWD|DSN)\Z",
+    re.IGNORECASE,
 )
 
 
@@ -289,7 +291,7 @@ class ClusterSettings(Section):
     setup: list[str] = []
     """Shell commands that prepare a node, run in order by `rlplat up` before it starts."""
     env: dict[str, str] = {}
-    """Environment of setup commands, nodes and programs. Not for secrets: other users may read it."""
+    """Environment of setup commands, nodes and programs. Not for secrets: the file is read by whoever shares it."""
     start_timeout_s: Seconds = 60.0
     """Seconds that a node may take to start."""
 

@@ -75,6 +75,18 @@ def test_exec_passes_on_output_and_exit_code(one: Path, capfd: pytest.CaptureFix
     assert "hello you" in capfd.readouterr().out
 
 
+def test_no_value_of_the_environment_is_on_a_command_line(
+    one: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+    call = subprocess.call
+    monkeypatch.setattr(subprocess, "call", lambda command: (commands.append(command), call(command))[1])
+    assert main(["exec", str(one), "--", "sh", "-c", "echo $WHO"]) == 0
+    assert capfd.readouterr().out == "you\n"
+    assert len(commands) == 1 and not any("you" in word for word in commands[0])
+    assert list((home / "requests").iterdir()) == []
+
+
 def test_a_job_outlives_its_submitter_and_keeps_log_and_exit_code(
     one: Path, home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ and no Ray is needed. `python toy_engine.py head|worker TOKEN_FILE ADDRESS_FILE|
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplat.cluster.engines import READY
+from rlplat.cluster.engines import READY, SETTINGS
 from rlplat.cluster.node_process import NodeStart
 from rlplat.cluster.scaling import autoscaler
 from rlplat.cluster.scaling.decision import Demand
@@ -39,8 +40,9 @@ class ToyEngine:
 
     def autoscaler(self, folder: str, cluster: ClusterSettings) -> NodeStart:
         settings = cluster.model_dump_json(exclude_defaults=True)
-        argv = ("{python}", __file__, "autoscale", folder, settings, self.demand_file)
-        return NodeStart(argv, {"PYTHONPATH": str(Path(__file__).parents[2])}, READY)
+        argv = ("{python}", __file__, "autoscale", folder, self.demand_file)
+        path = str(Path(__file__).parents[2])
+        return NodeStart(argv, {"PYTHONPATH": path, SETTINGS: settings}, READY)
 
     def scaling(self, head: str) -> Scaling:
         return ToyScaling(Path(self.demand_file))
@@ -116,7 +118,7 @@ def main(role: str, token_file: str, place: str = "", address: str = "") -> None
         join(token_file)
     if role == "autoscale":  # the last is then the file of the demand
         autoscaler.PERIOD_S = 0.05
-        autoscaler.main(token_file, place, ToyEngine(demand_file=address))
+        autoscaler.main(token_file, os.environ[SETTINGS], ToyEngine(demand_file=place))
     token = Path(token_file).read_text()
     if role == "broken":
         sys.exit("no room for a node here")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import subprocess
@@ -55,11 +54,13 @@ def attach(arguments: list[str]) -> int:
 
 
 def _run(path: str, node_name: str | None, verb: str, program: list[str], terminal: bool) -> int:
+    from rlplat.cluster.calls import ask
+
     with launcher_of(path) as launcher:
         node = launcher.node(node_name) if node_name else launcher.head
         machine = launcher.connect(node)
-        request = json.dumps(launcher.program_request())
-        command = [machine.python, "-m", "rlplat.cluster.host", verb, request, *program]
+        kept = ask(machine, "keep", launcher.program_request())["place"]
+        command = [machine.python, "-m", "rlplat.cluster.host", verb, kept, *program]
         code = subprocess.call(machine.argv(command, terminal))
     return 128 - code if code < 0 else code
 

@@ -9,13 +9,14 @@ asked of the engine each time. One thread looks and decides; nodes start and sto
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlplat.cluster.engines import READY, Engine, engine_of
+from rlplat.cluster.engines import READY, SETTINGS, Engine, engine_of
 from rlplat.cluster.node_process import HostError, NodeProcess
 from rlplat.cluster.scaling.decision import NodeSeen, decide, why_never
 from rlplat.cluster.scaling.engine_view import EngineView
@@ -165,4 +166,4 @@ def main(folder: str, settings: str, engine: Engine | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], os.environ.pop(SETTINGS))
