@@ -1,7 +1,8 @@
-"""What comes from the ranks, put together: reports, results, statistics and states. Pure."""
+"""What comes from the ranks, put together: reports, results, statistics and states. Pure, but for a line on stderr."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,11 +59,30 @@ def merged_turns(turns: Sequence[Turn]) -> tuple[dict[str, Any], dict[str, Any] 
             )
         return None
     metrics = dict(turns[0].metrics or {})
+    _tell_of_counts([turn.metrics or {} for turn in turns])
     for name, value in metrics.items():
         if isinstance(value, float):
             values = [turn.metrics[name] for turn in turns if turn.metrics and name in turn.metrics]
             metrics[name] = sum(values) / len(values)
     return metrics, merged_state([turn.state for turn in turns])
+
+
+_told: set[str] = set()
+"""Counts of which was told."""
+
+
+def _tell_of_counts(metrics: Sequence[dict[str, Any]]) -> None:
+    """Whole numbers are rank 0's: one that another rank has otherwise (`correct=12`) is likely meant for all ranks."""
+    for name, value in metrics[0].items():
+        if type(value) is int and name not in _told and name != "num_samples":
+            others = [one[name] for one in metrics if name in one]
+            if any(other != value for other in others):
+                _told.add(name)
+                print(
+                    f"rlplat: '{name}' is a whole number, which is rank 0's in the report, and the ranks have "
+                    f"{', '.join(map(str, others[:8]))}: report a float for the mean over the ranks",
+                    file=sys.stderr,
+                )
 
 
 def merged_state(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
@@ -76,6 +96,7 @@ def merged_state(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | No
 def merged_stats(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over the ranks, each with the weight of its samples; `num_samples` is the sum, counts are rank 0's."""
     samples = [one.get("num_samples", 1) for one in stats]
+    _tell_of_counts(stats)
     merged: dict[str, Any] = {}
     for name, value in stats[0].items():
         if name == "num_samples":
