@@ -74,7 +74,7 @@ class FragmentServer(SimulatorListener):
                 )
             )
             known = version
-            frame = frames.decode(connection.recv())
+            frame = self._receive(connection)
             if not isinstance(frame, Fragment):
                 raise BadFrame(
                     "a policy is answered with a fragment: this training lets simulators act by themselves"

@@ -24,6 +24,14 @@ END = "the training has ended"
 TELL_PERIOD_S = 10.0
 CLOSE_S = 2.0
 """How long the end waits for simulators to take leave."""
+JOIN_S = 15.0
+"""How long a connection may take to join; one that says nothing is closed."""
+SILENT_S = 600.0
+"""A simulator that sends nothing for so long while it is waited for is named, and its place is free."""
+MAX_JOIN_BYTES = 64 * 2**10
+"""Of a frame, until its sender has joined."""
+SPARE_CONNECTIONS = 32
+"""Beyond one for each environment: those that wait for a place, or are about to be refused."""
 JOIN_PATIENCE_S = 30.0
 """How long a simulator waits for a place: that of one that is gone is free when its connection is found broken."""
 
@@ -72,7 +80,9 @@ class SimulatorListener:
                 port,
                 process_request=self._check_token,
                 compression=None,
-                max_size=frames.MAX_FRAME_BYTES,
+                max_size=MAX_JOIN_BYTES,
+                max_queue=1,  # a simulator waits for each answer: more frames than one are none of the protocol's
+                close_timeout=CLOSE_S,
                 logger=logging.getLogger("rlplat.external"),
             )
         except OSError as error:
@@ -96,8 +106,8 @@ class SimulatorListener:
             others = [each for each, own in self._connections.items() if own is None or not own.waits]
             self._changed.notify_all()
         self._server.shutdown()
-        for connection in others:
-            connection.close(1001, END)
+        for connection in others:  # each takes up to CLOSE_S where its other end says nothing
+            threading.Thread(target=connection.close, args=(1001, END), daemon=True).start()
         with self._changed:
             self._changed.wait_for(lambda: not self._connections, CLOSE_S)
         self._thread.join(timeout=5.0)
@@ -119,6 +129,9 @@ class SimulatorListener:
         given = request.headers.get("Authorization", "")
         if self._token and not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, f"wrong or no token: set ${TOKEN}\n")
+        if len(self._connections) >= len(self._seeds) + SPARE_CONNECTIONS:
+            text = f"{len(self._connections)} connections are open, for {len(self._seeds)} environments\n"
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
         headers = (",".join(request.headers.get_all(name)) for name in ("Host", "Origin"))
         refused = None if self._token else foreign_request(*headers)
         return None if refused is None else connection.respond(refused[0], f"{refused[1]}\n")
@@ -140,8 +153,13 @@ class SimulatorListener:
                     max_frame_bytes=frames.MAX_FRAME_BYTES,
                 )
             )
-            simulator = self._join(frames.decode(connection.recv()))
+            simulator = self._join(self._receive(connection, JOIN_S))
             self._connections[connection] = simulator
+            protocol = connection.protocol
+            name = (
+                "max_message_size" if hasattr(protocol, "max_message_size") else "max_size"
+            )  # before websockets 15
+            setattr(protocol, name, frames.MAX_FRAME_BYTES)
             connection.send(frames.encode("joined", seeds=[self._seeds[lane] for lane in simulator.lanes]))
             self.talk(connection, simulator)
             connection.send(frames.encode("end"))
@@ -159,6 +177,14 @@ class SimulatorListener:
                 if simulator is not None:
                     self._simulators.remove(simulator)
                 self._changed.notify_all()
+
+    def _receive(self, connection: Any, patience_s: float | None = None) -> Any:
+        """Its next frame; BadFrame where none comes in time (None: SILENT_S)."""
+        patience_s = SILENT_S if patience_s is None else patience_s
+        try:
+            return frames.decode(connection.recv(timeout=patience_s))
+        except TimeoutError:
+            raise BadFrame(f"nothing was sent for {patience_s:g} s, and something is expected") from None
 
     def _join(self, frame: Any) -> Simulator:
         if not isinstance(frame, Join):

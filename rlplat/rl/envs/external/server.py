@@ -38,10 +38,14 @@ class SimulatorServer(SimulatorListener):
             self._changed.notify_all()
 
     def talk(self, connection: Any, simulator: Simulator) -> None:
+        expected, what = Reset, "reset is the first frame after join"
         while True:
-            frame = frames.decode(connection.recv())
-            if not isinstance(frame, Reset | Advance):
-                raise BadFrame("join is the first frame, once; now reset or step is expected")
+            frame = self._receive(connection)
+            if not isinstance(frame, expected):
+                raise BadFrame(
+                    f"{what}, and this is {type(frame).__name__.lower().replace('advance', 'step')}"
+                )
+            expected, what = Reset | Advance, "reset or step is expected"
             actions = self._exchange(simulator, frames.read_rows(frame, self._leaves, len(simulator.lanes)))
             if actions is None:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import threading
@@ -12,10 +13,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("websockets")
 
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from rlplat.cli import main
@@ -346,3 +349,54 @@ def test_the_clients_reader_takes_what_any_writer_writes(value: Any) -> None:
         )
     with pytest.raises((ValueError, IndexError, struct.error)):
         client.unpack(client.pack({"k": value})[:-1])
+
+
+def test_step_before_reset_is_refused_in_words(training: Callable[..., Training]) -> None:
+    with connect(training().address) as socket:
+        socket.recv()
+        socket.send(frames.encode("join", protocol=frames.PROTOCOL, num_envs=1))
+        socket.recv()
+        rows = {name: frames.pack_array(np.zeros(1, dtype)) for name, dtype in
+                (("rewards", np.float32), ("terminated", np.bool_), ("truncated", np.bool_))}  # fmt: skip
+        socket.send(frames.encode("step", obs={"": frames.pack_array(np.zeros((1, 2), np.float32))}, **rows))
+        said = msgspec.msgpack.decode(socket.recv())
+    assert said == {"type": "error", "message": "reset is the first frame after join, and this is step"}
+
+
+def test_frames_before_join_take_no_memory(training: Callable[..., Training]) -> None:
+    """Each connection would have held 16 frames of 256 MiB unasked."""
+    address, process = training().address, psutil.Process()
+    before = process.memory_info().rss
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(connect(address)) for _ in range(33)]
+        for socket in sockets:
+            socket.recv()
+        with pytest.raises(InvalidStatus, match="503"), connect(address):
+            pass
+        for socket in sockets:
+            with contextlib.suppress(ConnectionClosed):
+                socket.send([b"\0" * (1 << 20)] * 8)  # one message in fragments
+        for socket in sockets:
+            with pytest.raises(ConnectionClosed, match="1009"):
+                socket.recv(timeout=30)
+    assert process.memory_info().rss - before < 128 << 20
+
+
+def test_one_that_never_joins_and_one_that_falls_silent_are_named_and_leave_their_place(
+    training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "JOIN_S", 0.2)
+    monkeypatch.setattr(listener, "SILENT_S", 0.4)
+    address = training().address
+    with connect(address) as mute, connect(address) as sleeping:
+        mute.recv(), sleeping.recv()
+        sleeping.send(frames.encode("join", protocol=frames.PROTOCOL, num_envs=1))
+        assert msgspec.msgpack.decode(sleeping.recv())["type"] == "joined"
+        for socket, seconds in ((mute, 0.2), (sleeping, 0.4)):
+            text = msgspec.msgpack.decode(socket.recv(timeout=30))["message"]
+            assert text.startswith(f"nothing was sent for {seconds:g} s")
+    with connect(address) as third:
+        third.recv()
+        third.send(frames.encode("join", protocol=frames.PROTOCOL, num_envs=1))
+        assert msgspec.msgpack.decode(third.recv())["type"] == "joined"
+    assert caplog.text.count("is refused: nothing was sent") == 2
