@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import rlplat
@@ -132,3 +133,20 @@ def _processes_of(session: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["node", "zygote"])
+def test_a_run_whose_cluster_dies_says_how_to_resume(tmp_path: Path, victim: str) -> None:
+    settings = "--algo ppo --env Acrobot-v1 --no-config --num-rollout-workers 1 --checkpoint-period 500"
+    sizes = "--rollout-length 64 --num-envs-per-worker 1 --stop.env-steps 100000000 --out run"
+    command = [sys.executable, "-m", "rlplat.cli", "train", *settings.split(), *sizes.split()]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as driver:
+        assert soon(lambda: (tmp_path / "run/checkpoints/latest").exists())
+        (node,) = [
+            each for each in psutil.Process(driver.pid).children() if "launch" in " ".join(each.cmdline())
+        ]
+        (node if victim == "node" else node.children()[0]).kill()
+        said = driver.communicate(timeout=60)[1]
+    assert driver.returncode == 1
+    assert said.splitlines()[-1].endswith("to resume: rlplat train --resume run"), said

@@ -447,14 +447,18 @@ def _run(
                 if run.last:
                     run.say(what_is_saved(run))
                 raise
-            except Exception as error:
+            except Exception:
                 run.log("failed:\n" + traceback.format_exc())
                 with interruption.deferred():
                     _save_after_failure(algorithm, run, evaluations)
-                advice = what_is_saved(run)
-                error.add_note(advice)
-                error.__dict__["advice"] = [advice]  # for the command, which shows no other notes
                 raise
+    except Exception as error:
+        # Here, not above: where the cluster has ended, its own end raises too, and that is what arrives.
+        if begun is not None and "advice" not in error.__dict__:
+            advice = what_is_saved(begun)
+            error.add_note(advice)
+            error.__dict__["advice"] = [advice]  # for the command, which shows no other notes
+        raise
     except Interrupted:
         if checkpoint is not None and begun is None:
             progress.say(f"interrupted before the first step; the run in {shown(directory)} is as it was")
