@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 
 from rlplat.errors import MissingExtra
+from rlplat.given.triton_first import before_tensorflow
 
 _NOISE = (b"I0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 
@@ -39,6 +40,7 @@ def _without_noise() -> Iterator[None]:
 
 # 3: what cannot be done raises an exception anyway; what is logged as an error is that an optimisation was left out.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+before_tensorflow()
 with _without_noise():
     try:
         import tensorflow as tf
