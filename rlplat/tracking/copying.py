@@ -69,7 +69,7 @@ class Copier:
     def _load(self) -> Copied:
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=Copied)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return Copied(uuid.uuid4().hex[:12], os.stat(self._directory / "config.yaml").st_mtime)
 
     def _save(self) -> None:

@@ -119,7 +119,7 @@ def decode(data: bytes | str) -> Join | Reset | Advance | Fragment:
         raise BadFrame("a frame is a binary message, and this is a text")
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(f"not a frame of protocol {PROTOCOL} or {LOCAL_PROTOCOL}: {error}") from None
 
 

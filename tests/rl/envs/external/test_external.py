@@ -400,3 +400,12 @@ def test_one_that_never_joins_and_one_that_falls_silent_are_named_and_leave_thei
         third.send(frames.encode("join", protocol=frames.PROTOCOL, num_envs=1))
         assert msgspec.msgpack.decode(third.recv())["type"] == "joined"
     assert caplog.text.count("is refused: nothing was sent") == 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xa2\xff\xfe", b"\x81\xa4type\xa1\xff", b"\x91" * 200_000, b"\xc1", "text", b"\x01", b"\x80"],
+)
+def test_bytes_that_are_no_frame_are_refused_as_one(data: bytes | str) -> None:
+    with pytest.raises(frames.BadFrame, match="frame"):
+        frames.decode(data)
