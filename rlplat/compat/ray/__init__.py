@@ -34,6 +34,31 @@ from rlplat import (
 from rlplat.compat.ray.refusals import check, missing
 from rlplat.errors import OptionError
 
+__all__ = [
+    "ActorHandle",
+    "Context",
+    "ObjectID",
+    "ObjectRef",
+    "ObjectRefGenerator",
+    "available_resources",
+    "cancel",
+    "cluster_resources",
+    "get",
+    "get_actor",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "init",
+    "is_initialized",
+    "kill",
+    "method",
+    "nodes",
+    "put",
+    "remote",
+    "shutdown",
+    "timeline",
+    "wait",
+]
+
 ObjectID = ObjectRef
 __version__ = rlplat.__version__
 _MODULES = ("actor", "air", "exceptions", "experimental", "serve", "train", "tune", "util")

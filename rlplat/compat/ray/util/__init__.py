@@ -18,6 +18,17 @@ from rlplat import (
 from rlplat.compat.ray.refusals import missing
 from rlplat.compat.ray.util.actor_pool import ActorPool
 
+__all__ = [
+    "ActorPool",
+    "get_current_placement_group",
+    "get_placement_group",
+    "list_named_actors",
+    "placement_group",
+    "placement_group_table",
+    "remove_placement_group",
+    "state",
+]
+
 sys.modules[f"{__name__}.placement_group"] = sys.modules[f"{__name__}.scheduling_strategies"] = rlplat
 sys.modules[f"{__name__}.state"] = state
 

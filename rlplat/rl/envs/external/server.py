@@ -38,7 +38,8 @@ class SimulatorServer(SimulatorListener):
             self._changed.notify_all()
 
     def talk(self, connection: Any, simulator: Simulator) -> None:
-        expected, what = Reset, "reset is the first frame after join"
+        expected: Any = Reset
+        what = "reset is the first frame after join"
         while True:
             frame = self._receive(connection)
             if not isinstance(frame, expected):
