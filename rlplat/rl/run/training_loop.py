@@ -63,7 +63,6 @@ from rlplat.rl.user_code import home_of, names_in
 if TYPE_CHECKING:
     from rlplat.rl.run.typed_settings import AnySettings
 
-THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 SAVE_ATTEMPTS = 3
 """For the checkpoint at the end of a run, and the one after a failure."""
 SAVE_AFTER_FAILURE_S = 120.0
@@ -474,9 +473,9 @@ def _run(
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Numpy's products in this process take one thread, as in workers: their sums, and with them a run, depend on the
-    number; and two threads of several processes that spin for each other take ten times as long. A number in the
-    environment counts."""
-    if any(os.environ.get(name) for name in THREADS):
+    number; and two threads of several processes that spin for each other take ten times as long. OPENBLAS_NUM_THREADS
+    counts, here as there."""
+    if os.environ.get("OPENBLAS_NUM_THREADS"):
         yield
         return
     from threadpoolctl import threadpool_limits

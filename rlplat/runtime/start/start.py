@@ -135,4 +135,4 @@ def _environment(session: str) -> dict[str, str]:
     # Worker processes are many: numpy's own threads would only fight over the cores. torch has its own setting.
     # A count that the user has set stays.
     marks = {MARK: os.path.basename(session), WORKER_MARK: NO_WORKER}
-    return {"OPENBLAS_NUM_THREADS": "1", **os.environ, **marks}
+    return {**os.environ, "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS") or "1", **marks}

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from rlplat.given.global_random import seed_from_entropy
+from rlplat.given.triton_first import before_tensorflow, guard
 from rlplat.runtime.envs import spec
 from rlplat.runtime.machine.session import (
     MARK,
@@ -54,7 +55,10 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
 
     import rlplat.runtime.worker.main  # noqa: F401
 
+    guard()  # of every worker too
     for module in preload:
+        if module.partition(".")[0] == "tensorflow":
+            before_tensorflow()
         try:
             importlib.import_module(module)
         except Exception as error:  # the worker that needs it will say so in its own words

@@ -10,7 +10,7 @@ import pytest
 from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Result
 from rlplat.rl.run import run_directory
-from rlplat.rl.run.training_loop import THREADS, one_blas_thread, stop_reason, train, training_loop
+from rlplat.rl.run.training_loop import one_blas_thread, stop_reason, train, training_loop
 from tests.cli.counting_algorithm import CountingAlgorithm, CountingConfig
 
 ALGO = "tests.cli.counting_algorithm:CountingAlgorithm"
@@ -119,8 +119,8 @@ def test_numpy_takes_one_thread_while_a_run_is_in_this_process(monkeypatch: pyte
     def threads() -> set[int]:
         return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
 
-    for name in THREADS:
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # torch's, and as in workers not numpy's
     with threadpool_limits(2, user_api="blas"):
         with one_blas_thread():
             assert threads() == {1}
