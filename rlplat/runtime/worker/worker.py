@@ -332,20 +332,20 @@ class Worker(Client):
     def _end(self, reason: End) -> NoReturn:
         """End this process in order (main thread): an actor's calls that were not begun fail, `atexit` handlers run. Or
         with an exit code, as one that crashed, after its last results."""
-        if isinstance(reason, int):
-            self.leave(reason)
         with self._lock:
-            self._is_ending = True
-            for owner, message in self.queue.take_all():
-                self._replies.refuse(owner, message, self.actor_name, reason)
+            if isinstance(reason, str):
+                self._is_ending = True
+                for owner, message in self.queue.take_all():
+                    self._replies.refuse(owner, message, self.actor_name, reason)
             # The news of our death comes from the node, and must not overtake our results.
             self._farewells.update(set(self._transport.peers()) - {NODE, self.client_id})
             for peer in self._farewells:
                 self._transport.post(peer, messages.Farewell())
             self._wait_for(lambda: all(peer in self.objects.dead for peer in self._farewells), _FAREWELL_S)
-            self._transport.post(NODE, messages.EndActor(self.executor.actor_id, reason, False))
-            self._wait_for(lambda: self._exits, _END_S)
-        self.leave()
+            if isinstance(reason, str):
+                self._transport.post(NODE, messages.EndActor(self.executor.actor_id, reason, False))
+                self._wait_for(lambda: self._exits, _END_S)
+        self.leave(0 if isinstance(reason, str) else reason)
 
     def leave(self, code: int = 0) -> NoReturn:
         """End this process in order: what it has sent gets its time to leave."""
