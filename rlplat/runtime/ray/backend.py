@@ -94,7 +94,7 @@ class RayBackend:
         # says; with others, sums have other last bits, and a run goes another way.
         passed = (node_types.VARIABLE, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
         known = {"OPENBLAS_NUM_THREADS": "1"} | {
-            name: os.environ[name] for name in passed if name in os.environ
+            name: os.environ[name] for name in passed if os.environ.get(name)
         }
         env["env_vars"] = {_DRIVERS_VERSION: _VERSION} | known | env.get("env_vars", {})
         env["worker_process_setup_hook"] = attach
