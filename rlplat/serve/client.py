@@ -163,8 +163,9 @@ class ClientSession:
     def _step(self, body: dict[str, Any]) -> Any:
         try:
             answer = self._client.request("POST", "/v1/act", body)
-        except Refused:
-            self._given_up = None
+        except Refused as refusal:
+            # 5xx: too late, or after a try whose answer was lost: it may have been done.
+            self._given_up = body if refusal.status >= 500 else None
             raise
         except BaseException:  # Ctrl-C too
             self._given_up = body

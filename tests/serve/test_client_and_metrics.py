@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rlplat.serve.client import Client
 from rlplat.serve.metrics import Metrics
 from rlplat.serve.policies.sessions import Session
+from rlplat.serve.refusals import Refused
 
 
 @pytest.mark.parametrize(
@@ -61,11 +62,13 @@ class Server:
             self.taken.append((body["obs"], body["reset"]))
         if self.loses == "answer":
             raise TimeoutError
+        if self.loses == "time":
+            raise Refused(504, "deadline", "too late")
         return json.dumps({"action": answer}).encode(), {}
 
 
 @settings(max_examples=100)
-@given(st.lists(st.tuples(st.sampled_from(["", "", "request", "answer"]), st.booleans()), max_size=8))
+@given(st.lists(st.tuples(st.sampled_from(["", "", "request", "answer", "time"]), st.booleans()), max_size=8))
 def test_each_observation_gets_its_own_answer_whatever_is_lost(steps: list[tuple[str, bool]]) -> None:
     server = Server()
     client = Client("host", retry_s=0.0)
@@ -79,7 +82,7 @@ def test_each_observation_gets_its_own_answer_whatever_is_lost(steps: list[tuple
         is_reset |= begins
         server.loses = lost
         if lost:
-            with pytest.raises(TimeoutError):
+            with pytest.raises(Refused if lost == "time" else TimeoutError):
                 session.act(number)
         else:
             assert session.act(number) == number
