@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +26,7 @@ from rlplat.runtime.demand import capture_of, shape_of
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.options import Options, check_exactly_once, check_group, check_name, check_retries
+from rlplat.runtime.process.say import say
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor
 from rlplat.runtime.wire import codec, messages
@@ -364,7 +364,7 @@ class Actors:
             if watchers:
                 _tell(watchers, error)
             elif is_news and self._is_unheard(actor_id, error, was_made, fails):
-                print(f"rlplat: {error.message}", file=sys.stderr, flush=True)
+                say(error.message)
             self._fail_all(fails)
             self._remove_checkpoint(actor_id)
             if actor_id in self._detached:
@@ -377,7 +377,10 @@ class Actors:
     def _is_unheard(self, actor_id: str, error: ErrorInfo, was_made: bool, fails: list[Fail]) -> bool:
         """Whether an actor of this process died, which nobody meant, and no call of it tells of that."""
         is_own, is_death = actor_id.startswith(f"{self._link.client_id}:"), " died: " in error.message
-        waited_for = (self._objects.book.find(id) for fail in fails for id in fail.record.ids)
+        calls = (fail.record for fail in fails if type(fail.record.message) is not messages.CreateActor)
+        waited_for = (
+            self._objects.book.find(id) for call in calls for id in call.ids
+        )  # handles hold creations
         return (
             is_own and (is_death or not was_made) and not any(each and each.num_refs for each in waited_for)
         )

@@ -7,10 +7,10 @@ senseless, or from another version) or a bug of ours; either way it must not end
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from rlplat.runtime.process.say import say
 from rlplat.runtime.process.signals import is_of_handler
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
@@ -63,7 +63,7 @@ class Dropped:
         self.last = f"{self._client_id} dropped {what} {peer!r:.50}: {why:.{_MOST_CHARS}}{where}"
         if self.count <= _MOST_LINES:
             rest = "; later ones are only counted" if self.count == _MOST_LINES else ""
-            print(f"rlplat: {self.last}{rest}", file=sys.stderr, flush=True)
+            say(f"{self.last}{rest}")
         path = os.environ.get(DROPS_FILE)
         if path:
             with open(path, "a") as file:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-import sys
 import threading
+
+from rlplat.runtime.process.say import say
 
 PERIOD_S = 2.0
 MISSES = 4
@@ -42,7 +43,7 @@ class HeadWatch:
             f"the head of the Ray cluster at {self._address} does not answer any more ({why}): it was stopped or lost, "
             "and with it every task, actor and object; start it again, and resume from the last checkpoint (--resume)"
         )
-        print(f"rlplat: {self.lost}", file=sys.stderr, flush=True)
+        say(self.lost)
 
     def close(self) -> None:
         self._is_over.set()

@@ -34,6 +34,7 @@ from rlplat.runtime.machine.session import (
 )
 from rlplat.runtime.machine.worker_logs import SNAPSHOTS
 from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.process.say import say
 
 _PR_SET_PDEATHSIG = 1
 
@@ -62,7 +63,7 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
         try:
             importlib.import_module(module)
         except Exception as error:  # the worker that needs it will say so in its own words
-            print(f"rlplat: preloading {module!r} failed: {error}", file=sys.stderr)
+            say(f"preloading {module!r} failed: {error}")
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)

@@ -9,6 +9,7 @@ from typing import Any
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.core.reply_window import Kept
 from rlplat.runtime.link.link import Link
+from rlplat.runtime.process.say import say
 from rlplat.runtime.process.spans import Spans
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import codec, messages
@@ -152,7 +153,7 @@ class Actor:
                 try:
                     state = once.snapshot()
                 except BaseException as bad_state:
-                    print(f"rlplat: {what} changed a state that cannot be kept: {bad_state}", file=sys.stderr)
+                    say(f"{what} changed a state that cannot be kept: {bad_state}")
                     state = None
             self.spans.append((what, began, link.clock()))
             with link.lock:

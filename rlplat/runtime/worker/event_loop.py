@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 import threading
 import traceback
 from collections import deque
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlplat.runtime.link.waiters import LoopInbox, Waiters
+from rlplat.runtime.process.say import say
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.worker.actor import END_GRACE_S, EXITED, TERMINATED, Actor, End, end_by
@@ -204,10 +204,9 @@ class LoopRunner:
     def warn_of_blocking(self) -> None:
         if not self.has_warned:
             self.has_warned = True
-            print(
-                "rlplat: a blocking rlplat.get or wait in an async actor holds up all of its coroutines; write "
-                "`await ref` instead",
-                file=sys.stderr,
+            say(
+                "a blocking rlplat.get or wait in an async actor holds up all of its coroutines; write "
+                "`await ref` instead"
             )
 
     async def _stream(self, owner: str, message: messages.RunFull, what: str, values: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.process.say import say
 from rlplat.runtime.process.spans import Span, Spans
 from rlplat.runtime.remote import ActorExit
 from rlplat.runtime.wire import codec, messages
@@ -204,11 +204,9 @@ class Executor:
         """The next task must not see what this one has left open."""
         self.has_nested = False
         if not refs.backend().can_nest:
-            print(
-                "rlplat: warning: a task has not closed the cluster that it opened by rlplat.init(backend='inproc'): "
-                "call rlplat.shutdown() in a `finally`",
-                file=sys.stderr,
-                flush=True,
+            say(
+                "warning: a task has not closed the cluster that it opened by rlplat.init(backend='inproc'): "
+                "call rlplat.shutdown() in a `finally`"
             )
             api.shutdown()
 
