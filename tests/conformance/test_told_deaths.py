@@ -15,9 +15,11 @@ from tests.patience import soon
 
 
 class Mortal:
-    def __init__(self, is_sound: bool = True) -> None:
+    def __init__(self, is_sound: bool = True, is_born: bool = True) -> None:
         if not is_sound:
             raise ValueError("unsound")
+        if not is_born:
+            os._exit(3)
 
     def die(self) -> None:
         os._exit(3)
@@ -105,11 +107,11 @@ def test_a_callback_that_raises_is_shown_and_the_next_is_called(
     assert came.wait(60) and "KeyError" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("ends", ["crash", "constructor", "kill", "leave", "waited for", "watched"])
+@pytest.mark.parametrize("ends", ["crash", "birth", "constructor", "kill", "leave", "waited for", "watched"])
 def test_a_death_that_nobody_waits_for_is_one_line(
     cluster: None, ends: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    actor = rlplat.remote(Mortal).remote(ends != "constructor")
+    actor = rlplat.remote(Mortal).remote(ends != "constructor", ends != "birth")
     came = told(actor)[1] if ends == "watched" else None
     if ends == "kill":
         rlplat.kill(actor)
@@ -118,7 +120,7 @@ def test_a_death_that_nobody_waits_for_is_one_line(
     elif ends == "waited for":
         with pytest.raises(ActorDied):
             rlplat.get(actor.die.remote(), timeout=60)
-    elif ends != "constructor":
+    elif ends not in ("constructor", "birth"):
         actor.die.remote()
     said = ""
 
@@ -127,11 +129,11 @@ def test_a_death_that_nobody_waits_for_is_one_line(
         said += capfd.readouterr().err
         return "rlplat: actor Mortal" in said
 
-    if ends in ("crash", "constructor"):
+    if ends in ("crash", "birth", "constructor"):
         assert soon(has_said)
-        assert ("died: " in said) is (ends == "crash") and "Traceback" not in said.partition("rlplat: actor")[
-            0
-        ]
+        assert ("died: " in said) is (ends != "constructor") and "Traceback" not in said.partition(
+            "rlplat: actor"
+        )[0]
     else:
         if came is not None:
             assert came.wait(60)
