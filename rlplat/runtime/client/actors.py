@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -26,7 +25,7 @@ from rlplat.runtime.demand import capture_of, shape_of
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.options import Options, check_exactly_once, check_group, check_name, check_retries
-from rlplat.runtime.process.say import say
+from rlplat.runtime.process.say import say, say_traceback
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor
 from rlplat.runtime.wire import codec, messages
@@ -377,10 +376,9 @@ class Actors:
     def _is_unheard(self, actor_id: str, error: ErrorInfo, was_made: bool, fails: list[Fail]) -> bool:
         """Whether an actor of this process died, which nobody meant, and no call of it tells of that."""
         is_own, is_death = actor_id.startswith(f"{self._link.client_id}:"), " died: " in error.message
+        # Not the creation: it is the handles that hold its ref.
         calls = (fail.record for fail in fails if type(fail.record.message) is not messages.CreateActor)
-        waited_for = (
-            self._objects.book.find(id) for call in calls for id in call.ids
-        )  # handles hold creations
+        waited_for = (self._objects.book.find(id) for call in calls for id in call.ids)
         return (
             is_own and (is_death or not was_made) and not any(each and each.num_refs for each in waited_for)
         )
@@ -529,6 +527,6 @@ def _tell(watchers: list[Callable[[ActorDied], Any]], error: ErrorInfo) -> None:
             try:
                 watcher(cast(ActorDied, to_exception(error)))
             except Exception:
-                traceback.print_exc()
+                say_traceback()
 
     threading.Thread(target=tell, name="rlplat-on-death", daemon=True).start()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.core.reply_window import Kept
 from rlplat.runtime.link.link import Link
-from rlplat.runtime.process.say import say
+from rlplat.runtime.process.say import say, write
 from rlplat.runtime.process.spans import Spans
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import codec, messages
@@ -32,7 +31,7 @@ def exit_code_of(error: SystemExit) -> int:
     """What `sys.exit` in a task means, as for Ray: the process ends with this code, and the task has crashed."""
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
-    print(error.code, file=sys.stderr)  # as Python does
+    write(f"{error.code}\n")  # as Python does
     return 1
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from rlplat.runtime.link.waiters import LoopInbox, Waiters
-from rlplat.runtime.process.say import say
+from rlplat.runtime.process.say import say, say_traceback
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.worker.actor import END_GRACE_S, EXITED, TERMINATED, Actor, End, end_by
@@ -57,7 +56,7 @@ class LoopRunner:
             except (
                 BaseException
             ):  # a SystemExit in a task that the user's code started ends that task, not the loop
-                traceback.print_exc()
+                say_traceback()
 
     def submit(self, owner: str, message: Any) -> End | None:
         if type(message) is EndOfActor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.process.say import say_traceback
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.values import Value
 from rlplat.runtime.worker.replies import Replies
@@ -155,4 +155,4 @@ def close_quietly(iterator: Any) -> None:
         try:
             close()
         except BaseException:  # its `finally` failed, and nobody waits for it any more
-            traceback.print_exc()
+            say_traceback()

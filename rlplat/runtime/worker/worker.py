@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import re
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -21,6 +20,7 @@ from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.loop import Patience
 from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.process.say import flush
 from rlplat.runtime.process.spans import Span
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import ActorExit
@@ -355,8 +355,7 @@ class Worker(Client):
             atexit._run_exitfuncs()
         self.objects.drop_spares()
         self._loop.close(linger_s=1)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         self.link.system.exit(code)
 
     def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:

@@ -1,7 +1,8 @@
-"""The runtime's own lines: with a stderr that takes none, what they tell of is handled all the same."""
+"""What the runtime writes on stderr: where nothing can be written there, what it tells of is handled all the same."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import sys
 from collections.abc import Callable
@@ -9,8 +10,11 @@ from typing import Any
 
 import pytest
 
+import rlplat
+from rlplat.errors import ActorDied
 from rlplat.runtime.link.dropped import Dropped
-from rlplat.runtime.process.say import say
+from rlplat.runtime.process.say import say, say_traceback
+from tests.patience import soon
 
 
 def closed() -> io.StringIO:
@@ -23,13 +27,21 @@ def full() -> Any:
     return open("/dev/full", "w")
 
 
-@pytest.mark.parametrize("stderr", [closed, full, lambda: None], ids=["closed", "full", "none"])
-def test_a_line_that_cannot_be_written_stops_nothing(
+def none() -> None:
+    return None
+
+
+without_stderr = pytest.mark.parametrize("stderr", [closed, full, none])
+
+
+@without_stderr
+def test_what_cannot_be_written_stops_nothing(
     monkeypatch: pytest.MonkeyPatch, stderr: Callable[[], Any]
 ) -> None:
     monkeypatch.delenv("RLPLAT_DROPS_FILE", raising=False)
     monkeypatch.setattr(sys, "stderr", stderr())
     say("an actor died")
+    say_traceback()
     dropped = Dropped("driver")
     dropped.add("Done from", "w1", "senseless")
     assert dropped.count == 1
@@ -38,3 +50,56 @@ def test_a_line_that_cannot_be_written_stops_nothing(
 def test_a_line_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     say("an actor died")
     assert capsys.readouterr().err == "rlplat: an actor died\n"
+
+
+@without_stderr
+def test_callbacks_after_one_that_raises_are_called(
+    cluster: None, monkeypatch: pytest.MonkeyPatch, stderr: Callable[[], Any]
+) -> None:
+    actor = rlplat.remote(Spoilt).remote(None)
+    heard: list[Exception] = []
+    actor.on_death(lambda error: {}["nothing"])
+    actor.on_death(heard.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr())
+        rlplat.kill(actor)
+        assert soon(lambda: heard)
+
+
+class Spoilt:
+    """An actor whose own code leaves no stderr."""
+
+    def __init__(self, stderr: Callable[[], Any] | None) -> None:
+        if stderr is not None:
+            sys.stderr = stderr()
+
+    def leave(self, code: object) -> None:
+        sys.exit(code)  # type: ignore[arg-type]
+
+
+class SpoiltAsync(Spoilt):
+    async def fail_beside(self) -> int:
+        async def fail() -> None:
+            sys.exit(3)
+
+        beside = asyncio.ensure_future(fail())
+        await asyncio.wait([beside])
+        return 7
+
+
+@without_stderr
+def test_an_actor_without_stderr_ends_as_others(cluster: None, stderr: Callable[[], Any]) -> None:
+    for code, told in (
+        (5, "exited with code 5"),
+        ("a reason", "exited with code 1"),
+        (0, "it called sys.exit()"),
+    ):
+        actor = rlplat.remote(Spoilt).remote(stderr)
+        with pytest.raises(ActorDied, match=told.replace("(", r"\(").replace(")", r"\)")):
+            rlplat.get(actor.leave.remote(code), timeout=60)
+
+
+@without_stderr
+def test_an_event_loop_without_stderr_goes_on(cluster: None, stderr: Callable[[], Any]) -> None:
+    actor = rlplat.remote(SpoiltAsync).remote(stderr)
+    assert rlplat.get([actor.fail_beside.remote() for _ in range(2)], timeout=60) == [7, 7]
