@@ -64,8 +64,15 @@ def machine() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     mend = f"ulimit -n {LEAST_FILES}: each worker takes some" if hard < LEAST_FILES else ""
     yield "open files", f"{soft}, at most {hard}", mend
-    folder = tempfile.gettempdir()
-    yield "temporary files", f"{folder}, {shutil.disk_usage(folder).free / 1e9:.1f} GB free", ""
+    yield temporary_files()
+
+
+def temporary_files() -> Finding:
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        return "temporary files", str(error.strerror), "name a folder that can be written by TMPDIR"
+    return "temporary files", f"{folder}, {shutil.disk_usage(folder).free / 1e9:.1f} GB free", ""
 
 
 def shared_memory(folder: str = "/dev/shm") -> Finding:

@@ -28,14 +28,18 @@ _OURS = re.compile(r"# (\w+ pid=\d+ started=\d+|Actor \S+)$")
 
 def find_logs(session: str | None) -> Path:
     """The folder of a session that may have ended (by its name, folder or driver's pid), or of the newest one."""
-    found = sorted(default_root().glob("rlplat-*-*-*/logs"), key=lambda path: path.stat().st_mtime)
+    try:
+        root = default_root()
+    except FileNotFoundError as error:
+        raise ConfigError(f"there are no logs of ended clusters: {error.strerror}") from None
+    found = sorted(root.glob("rlplat-*-*-*/logs"), key=lambda path: path.stat().st_mtime)
     if session is not None:
         wanted = os.path.basename(session.rstrip("/"))
         found = [path for path in found if wanted in (path.parent.name, path.parent.name.split("-")[1])]
     if not found:
         which = "of any cluster" if session is None else f"of a cluster {session!r}"
         raise ConfigError(
-            f"there are no logs {which} in {default_root()} (RLPLAT_LOG_DIR and init(log_dir=) put them elsewhere)"
+            f"there are no logs {which} in {root} (RLPLAT_LOG_DIR and init(log_dir=) put them elsewhere)"
         )
     return found[-1]
 

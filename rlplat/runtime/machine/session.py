@@ -18,6 +18,7 @@ import time
 
 from rlplat.errors import ConfigError, ObjectStoreFull
 from rlplat.runtime.process.own_frames import IMPORT_ROOT
+from rlplat.runtime.process.say import say
 
 SPILL_LINK = "spill"
 """In the session's folder: a link to the folder on disk where segments are spilled to."""
@@ -32,6 +33,8 @@ NO_WORKER = "-" * 15
 _PREFIX = "rlplat-"
 _MIN_STORE_BYTES = 32 << 20
 _KILL_S = 2.0
+_IN_MEMORY = (0x01021994, 0x858458F6)
+"""tmpfs and ramfs, as statfs(2) calls them."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -55,10 +58,21 @@ def make_spill_folder(session: str, parent: str | None) -> None:
     """A private folder on disk for segments that shared memory has no room for; "" for none.
 
     It is in the temp directory unless told otherwise, named like the session, and reached through a link in that.
+    A temp directory in memory (tmpfs) would give nothing back: /var/tmp, or no spilling.
     """
     if parent == "":
         return
-    parent = parent or tempfile.gettempdir()
+    if parent is None:
+        disks = [path for path in (temporary_folder(), "/var/tmp") if path and not is_in_memory(path)]
+        parent = next((path for path in disks if os.access(path, os.W_OK)), None)
+        if parent is None:
+            say(
+                "objects are never spilled to disk: there is no temporary folder on one that can be written "
+                "(rlplat.init(spill_dir=...) names another)"
+            )
+            return
+    elif is_in_memory(parent):
+        say(f"spill_dir: {parent!r} is in memory, so what is spilled there still takes memory")
     try:
         remove_dead_sessions(
             parent
@@ -206,10 +220,28 @@ def _has_children_after_reaping() -> bool:
     return True
 
 
+def temporary_folder() -> str:
+    """Python's; "" where none can be written: a read-only root without a writable /tmp."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return ""
+
+
+def is_in_memory(folder: str) -> bool:
+    status = (ctypes.c_long * 64)()  # more than a `struct statfs`, which begins with the type
+    return ctypes.CDLL(None).statfs(os.fsencode(folder), status) == 0 and status[0] in _IN_MEMORY
+
+
 def shared_memory_root() -> str:
     root = "/dev/shm"
     if not os.access(root, os.W_OK):
-        root = tempfile.gettempdir()
+        root = temporary_folder()
+    if not root:
+        raise ConfigError(
+            "neither /dev/shm nor a temporary folder can be written, and a cluster needs one of them: give the "
+            "container a /dev/shm that this user may write (docker run --shm-size=2g), or name a folder by TMPDIR"
+        )
     free = shutil.disk_usage(root).free
     if free < _MIN_STORE_BYTES:
         raise ObjectStoreFull(
@@ -228,7 +260,7 @@ def _start_time(pid: int) -> str:
 def running_sessions() -> list[str]:
     """Folders of this user's clusters whose driver lives, oldest first."""
     found = []
-    for root in ("/dev/shm", tempfile.gettempdir()):
+    for root in ("/dev/shm", temporary_folder()):
         for name in os.listdir(root) if os.path.isdir(root) else ():
             path = os.path.join(root, name)
             try:

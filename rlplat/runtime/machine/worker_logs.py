@@ -2,7 +2,8 @@
 
 The root is `init(log_dir=)`, else `$RLPLAT_LOG_DIR`, else `rlplat-<uid>` in the temporary directory; its folders have
 mode 0700. The session's name is that of its folder in shared memory: `rlplat-<driver's pid>-<its start time>-<random>`.
-The last `KEPT_SESSIONS` sessions stay, and those that live.
+Where no folder on disk can be made, they are in that one, and go with it. The last `KEPT_SESSIONS` sessions stay, and
+those that live.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from rlplat.errors import OptionError
 from rlplat.paths import user_path
 from rlplat.runtime.machine.session import is_abandoned, is_own_folder
+from rlplat.runtime.process.say import say
 
 KEPT_SESSIONS = 5
 SNAPSHOTS = "snapshots"
@@ -29,28 +31,34 @@ def default_root() -> Path:
     return user_path(named) if named else Path(tempfile.gettempdir(), f"rlplat-{os.getuid()}")
 
 
-def session_logs(session: str, root: str | os.PathLike | None = None) -> Path:
-    """The folder with the log files of a session, by its name."""
-    return (user_path(root) if root else default_root()) / session / "logs"
-
-
 def make_session_folder(session: str, root: str | None) -> Path:
-    """The session's folder on disk (its `logs` in it); folders of older sessions are removed."""
-    top = user_path(root) if root is not None else default_root()
+    """The folder on disk of a session (its `logs` in it), by its folder; those of older sessions are removed."""
+    name = os.path.basename(session)
     try:
+        top = user_path(root) if root is not None else default_root()
         top.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_named = root is not None or "RLPLAT_LOG_DIR" in os.environ  # a link that the user names is meant
+        is_named = root is not None or bool(
+            os.environ.get("RLPLAT_LOG_DIR")
+        )  # a link that the user names is meant
         if not is_own_folder(top.resolve() if is_named else top):
             raise PermissionError(f"{top} is not a folder of this user")
         _remove_old(top)
-        session_logs(session, top).mkdir(mode=0o700, parents=True)
-        (top / session).chmod(0o700)
+        return _made(top / name)
     except OSError as error:
         if root is not None:
             raise OptionError(f"rlplat.init: log_dir={root!r} cannot be used: {error}") from None
-        top = Path(tempfile.mkdtemp(prefix=f"rlplat-{os.getuid()}-"))
-        session_logs(session, top).mkdir(mode=0o700, parents=True)
-    return top / session
+        try:
+            folder = _made(Path(tempfile.mkdtemp(prefix=f"rlplat-{os.getuid()}-"), name))
+        except OSError:
+            folder = _made(Path(session))
+        say(f"the output of workers is in {folder / 'logs'}: {error}")
+        return folder
+
+
+def _made(folder: Path) -> Path:
+    (folder / "logs").mkdir(mode=0o700, parents=True)
+    folder.chmod(0o700)
+    return folder
 
 
 def _remove_old(root: Path) -> None:

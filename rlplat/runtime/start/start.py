@@ -76,7 +76,7 @@ def start_private_cluster(
         limit = account.budget(object_store_memory, session)
         account.create_account(session, limit, store_full_timeout_s)
         make_spill_folder(session, spill_dir)
-        folder = str(make_session_folder(os.path.basename(session), log_dir))
+        folder = str(make_session_folder(session, log_dir))
         config = {
             "session": session,
             "folder": folder,

@@ -1,0 +1,111 @@
+"""A machine as containers have it: a small /dev/shm, no folder on disk that can be written, /tmp in memory."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlplat.runtime.machine.session import is_in_memory, make_spill_folder
+from tests.faults.programs import ROOT
+
+pytestmark = pytest.mark.process
+
+SHARED = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+READ_ONLY = "mount -o remount,bind,ro /"
+BEGIN = """
+import os, sys, time
+import numpy as np
+import rlplat, rlplat.state
+"""
+
+
+@functools.cache
+def can_mount(mounts: str) -> bool:
+    return subprocess.run(_inside(mounts, "true"), capture_output=True).returncode == 0
+
+
+def _inside(mounts: str, *command: str) -> list[str]:
+    namespaces = ["unshare", "--user", "--map-root-user", "--mount"]
+    return [*namespaces, "bash", "-c", f'{mounts} && exec "$@"', "bash", *command]
+
+
+def run_inside(mounts: str, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A driver that sees these mounts; skips the test where they cannot be made."""
+    if not can_mount(mounts):
+        pytest.skip("no mount namespace can be made here (root, or user namespaces)")
+    return subprocess.run(
+        _inside(mounts, sys.executable, "-B", "-c", BEGIN + script),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RLPLAT_LOG_DIR": "", **environment},
+    )
+
+
+def test_nothing_but_shared_memory_can_be_written() -> None:
+    """Logs are in the session's folder then, and nothing is spilled."""
+    script = """
+rlplat.init(num_cpus=1, num_gpus=0)
+@rlplat.remote
+def task():
+    print("a line")
+rlplat.get(task.remote())
+[log] = rlplat.state.open_logs().workers()
+print(log.tail(5), rlplat.get(rlplat.put(np.ones(1_000_000))).sum())
+rlplat.shutdown()
+rlplat.state.open_logs()
+"""
+    done = run_inside(f"{SHARED} && {READ_ONLY}", script)
+    assert done.stdout == "['a line'] 1000000.0\n", done.stderr
+    assert "objects are never spilled to disk: there is no temporary folder" in done.stderr
+    assert done.stderr.count("the output of workers is in /dev/shm/") == 1
+    assert "ConfigError: there are no logs of ended clusters: No usable temporary directory" in done.stderr
+
+
+def test_nothing_at_all_can_be_written() -> None:
+    done = run_inside(f"mount -t tmpfs -o ro tmpfs /dev/shm && {READ_ONLY}", "rlplat.init()")
+    assert "ConfigError: neither /dev/shm nor a temporary folder can be written" in done.stderr
+
+
+SPILL = """
+rlplat.init(num_cpus=1, num_gpus=0, object_store_memory=8 << 20, store_full_timeout_s=0.1)
+refs = []
+try:
+    refs += [rlplat.put(np.ones(500_000)) for _ in range(4)]
+except rlplat.errors.ObjectStoreFull as error:
+    print("may not spill" in str(error))
+print(os.path.dirname(os.path.realpath(rlplat.runtime.refs.backend().session + "/spill")), len(refs))
+rlplat.shutdown()
+"""
+
+
+@pytest.mark.skipif(is_in_memory("/var/tmp"), reason="/var/tmp is in memory here")
+def test_a_temporary_folder_in_memory_is_not_spilled_to(tmp_path: Path) -> None:
+    """The bytes would stay in memory, counted by nobody."""
+    done = run_inside(f"mount -t tmpfs tmpfs {tmp_path}", SPILL, TMPDIR=str(tmp_path))
+    assert (done.stdout, done.stderr) == ("/var/tmp 4\n", "")
+
+
+def test_without_a_folder_on_disk_nothing_is_spilled_and_that_is_said(tmp_path: Path) -> None:
+    mounts = f"mount -t tmpfs tmpfs {tmp_path} && mount -t tmpfs tmpfs /var/tmp"
+    done = run_inside(mounts, SPILL, TMPDIR=str(tmp_path))
+    assert done.stdout.splitlines()[0] == "True"
+    assert done.stderr.count("objects are never spilled to disk") == 1
+
+
+def test_a_spill_folder_in_memory_that_the_user_names_is_taken_and_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if not is_in_memory("/dev/shm"):
+        pytest.skip("/dev/shm is not in memory here")
+    make_spill_folder(str(tmp_path), "/dev/shm")
+    os.rmdir(os.path.realpath(tmp_path / "spill"))
+    assert capfd.readouterr().err == (
+        "rlplat: spill_dir: '/dev/shm' is in memory, so what is spilled there still takes memory\n"
+    )
