@@ -78,10 +78,10 @@ class Live:
 
 @dataclass
 class Check:
-    """Of a replica's health."""
+    """Of a replica's start, then of its health."""
 
     due: float
-    """When it is asked, or, where it was, must have answered."""
+    """When it must have started; when it is asked, or, where it was, must have answered."""
     is_asked: bool = False
     failures: int = 0
     """In a row."""
@@ -368,12 +368,7 @@ class Controller:
     def _perform(self, action: planning.Action) -> None:
         match action:
             case planning.StartReplica(deployment, version, replica):
-                try:
-                    self._start(deployment, version, replica)
-                except RlplatError as error:  # its arguments cannot be pickled, say
-                    if not rlplat.is_initialized():
-                        raise
-                    self._ask(partial(self._handle, planning.ReplicaDied(replica, _reason(error))))
+                self._place(deployment, version, replica)
             case planning.DrainReplica(replica):
                 self._when_done(self._actors[replica].drain.remote(), lambda drain: None)
             case planning.StopReplica(replica):
@@ -396,10 +391,35 @@ class Controller:
                 self._failures[version] = f"{deployment} does not start: {reason}{kept}"
                 self._say(f"warning: {self._failures[version]}")
 
+    def _place(self, deployment: str, version: int, replica: str) -> None:
+        """Ask for its process, which may have to wait for resources."""
+        options = self._live[deployment].versions[version].part.deployment.options_
+        actor = (
+            rlplat.remote(Replica)
+            .options(
+                num_cpus=options.num_cpus,
+                num_gpus=options.num_gpus,
+                resources=dict(options.resources),
+                max_concurrency=_CONCURRENCY,
+            )
+            .remote()
+        )
+        self._actors[replica] = actor
+        self._when_done(actor.pid.remote(), partial(self._placed, deployment, version, replica))
+
+    def _placed(self, deployment: str, version: int, replica: str, pid: Future[Any]) -> None:
+        if replica not in self._actors:
+            return  # it was stopped meanwhile
+        try:
+            self._pids[replica] = pid.result()
+            self._start(deployment, version, replica)
+        except RlplatError as error:  # its arguments cannot be pickled, say
+            if not rlplat.is_initialized():
+                raise
+            self._handle(planning.ReplicaDied(replica, _reason(error)))
+
     def _start(self, deployment: str, version: int, replica: str) -> None:
-        live = self._live[deployment]
-        of = live.versions[version]
-        options = of.part.deployment.options_
+        of = self._live[deployment].versions[version]
         spec = ReplicaSpec(
             Path(of.part.deployment.target),
             replica,
@@ -414,23 +434,18 @@ class Controller:
             version,
             {name: routes_of(name).models for name in self._live},
         )
-        actor = (
-            rlplat.remote(Replica)
-            .options(
-                num_cpus=options.num_cpus,
-                num_gpus=options.num_gpus,
-                resources=dict(options.resources),
-                max_concurrency=_CONCURRENCY,
-            )
-            .remote(spec)
-        )
-        self._actors[replica] = actor
+        self._checks[replica] = Check(time.monotonic() + of.part.deployment.options_.start_timeout_s)
         has_models = bool(loaders_of(of.part.deployment.target))
-        self._when_done(actor.start.remote(), partial(self._started, deployment, replica, has_models))
+        start = self._actors[replica].start.remote(spec)
+        self._when_done(start, partial(self._started, deployment, replica, has_models))
 
     def _check_health(self, now: float) -> None:
-        """Ask those that are due, and replace those that did not answer; also of those that drain."""
+        """Ask those that are due, and replace those that did not answer, or start; also of those that drain."""
         for name, live in self._live.items():
+            for replica in self._plan.starting(name):
+                if replica in self._checks and now >= self._checks[replica].due:
+                    options = live.versions[self._plan.version_of(replica)].part.deployment.options_
+                    self._replace(replica, f"it has not started within {options.start_timeout_s:g} s")
             for replica in self._plan.ready(name) + self._plan.draining(name):
                 options = live.versions[self._plan.version_of(replica)].part.deployment.options_
                 check = self._checks.setdefault(replica, Check(now + options.health_check_period_s))
@@ -482,7 +497,7 @@ class Controller:
         if error is not None:
             self._handle(planning.ReplicaDied(replica, _reason(error)))
         elif replica in self._actors:
-            self._pids[replica] = start.result()
+            del self._checks[replica]
             self._when_done(self._actors[replica].run.remote(), partial(self._ended, replica))
             self._handle(planning.ReplicaReady(replica))
             if has_models:

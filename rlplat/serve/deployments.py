@@ -37,6 +37,9 @@ class DeploymentOptions:
     """A request that has no answer by then is cancelled: 504, `DeadlineExceeded` by a handle."""
     drain_timeout_s: float = 30.0
     """For the requests that run when a replica is to end."""
+    start_timeout_s: float = 600.0
+    """For a replica's start, its process being there: imports, constructor, `reconfigure`. One that takes longer is
+    ended and replaced, as one that fails to start."""
     health_check_period_s: float = 10.0
     """A replica is asked so often whether it works: its `check_health()`, if it has one, raises where it does not."""
     health_check_timeout_s: float = 30.0
@@ -74,6 +77,7 @@ class DeploymentOptions:
         for name in (
             "request_timeout_s",
             "drain_timeout_s",
+            "start_timeout_s",
             "health_check_period_s",
             "health_check_timeout_s",
         ):

@@ -103,19 +103,11 @@ class CallThread(ThreadPoolExecutor):
 
 
 class Replica:
-    def __init__(self, spec: ReplicaSpec) -> None:
-        self._spec = spec
-        options = spec.deployment.options_
-        self._options = options
-        for name, replicas in spec.routes.items():
-            set_routes(name, replicas, {})
-        for name, by_replica in spec.models.items():
-            for replica, models in by_replica.items():
-                set_models(name, replica, models)
-        self._gate = Gate(spec.deployment_name, options.max_concurrency, options.max_queued)
+    """It has no code of the user's before `start`, which has a time limit."""
+
+    def __init__(self) -> None:
         self._thread = CallThread()
         """Methods that are no coroutines run here, one at a time."""
-        self._metrics = Metrics(spec.name, spec.version)
         self._drained: asyncio.Future[None] | None = None
         self._is_started, self._is_ended = asyncio.Event(), False
         self._configuring = asyncio.Lock()
@@ -128,9 +120,19 @@ class Replica:
         self._models_version = 0
         self._models_changed = asyncio.Event()
 
-    async def start(self) -> int:
-        """Make the object and open its door; the process's id."""
-        spec = self._spec
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def start(self, spec: ReplicaSpec) -> None:
+        """Make the object and open its door."""
+        self._spec, self._options = spec, spec.deployment.options_
+        for name, replicas in spec.routes.items():
+            set_routes(name, replicas, {})
+        for name, by_replica in spec.models.items():
+            for replica, models in by_replica.items():
+                set_models(name, replica, models)
+        self._gate = Gate(spec.deployment_name, self._options.max_concurrency, self._options.max_queued)
+        self._metrics = Metrics(spec.name, spec.version)
         target = spec.deployment.target
         if inspect.isclass(target):
             args = [_with_handles(each) for each in spec.args]
@@ -162,7 +164,6 @@ class Replica:
             is_canary = spec.deployment_name.endswith(CANARY)
             await self._server.start(spec.door, is_canary=is_canary)
         self._is_started.set()
-        return os.getpid()
 
     async def run(self) -> None:
         """Until the replica has been drained."""

@@ -256,6 +256,40 @@ class Stuck:
         return os.getpid()
 
 
+class HangsOnce:
+    """The second process that unpickles it, and the third that calls `enter`, hang; `folder` counts them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (self.folder,)
+
+    def enter(self) -> None:
+        _hang_as_number(3, self.folder / "entered")
+
+
+def _unpickled(folder: Path) -> HangsOnce:
+    _hang_as_number(2, folder / "unpickled")
+    return HangsOnce(folder)
+
+
+def _hang_as_number(number: int, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    if len(list(folder.iterdir())) == number:
+        time.sleep(600)
+
+
+@serve.deployment(start_timeout_s=1.0)
+class Reluctant:
+    def __init__(self, hangs: HangsOnce) -> None:
+        hangs.enter()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
 @serve.deployment
 class Sizes:
     """Says how many bytes it was sent."""

@@ -132,8 +132,8 @@ def test_the_folder_of_a_killed_server_is_swept_and_that_of_a_living_one_stays(
 
 def test_a_stream_of_a_method_that_does_not_yield_says_so_and_leaves_nothing_behind() -> None:
     async def main() -> None:
-        replica = Replica(ReplicaSpec(None, "scale-0", "Scale", apps.Scale, (2.0,), {}, None, {}))
-        await replica.start()
+        replica = Replica()
+        await replica.start(ReplicaSpec(None, "scale-0", "Scale", apps.Scale, (2.0,), {}, None, {}))
         with pytest.raises(TypeError, match=r"Scale\.__call__ does not yield; call \.remote\(\)"):
             async for _ in replica.stream("__call__", "", 1.0):
                 pass

@@ -197,8 +197,8 @@ def calls_of(target: Any, options: serve.Batch, inputs: list[Any], method: str =
     deployment = serve.deployment(batch=options)(target)
 
     async def main() -> list[Any]:
-        replica = Replica(ReplicaSpec(None, "sizes-0", "Sizes", deployment, (), {}, None, {}))
-        await replica.start()
+        replica = Replica()
+        await replica.start(ReplicaSpec(None, "sizes-0", "Sizes", deployment, (), {}, None, {}))
         answers = await asyncio.gather(*(replica.call(method, "", x) for x in inputs), return_exceptions=True)
         await replica.drain()
         return answers

@@ -117,6 +117,19 @@ def test_a_replica_that_hangs_is_replaced() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_replica_that_hangs_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    """Where its code and arguments are unpickled, which imports, and in its constructor."""
+    said: list[str] = []
+    with serve.run(apps.Reluctant.bind(apps.HangsOnce(tmp_path)), port=None, say=said.append) as running:
+        for _ in range(2):
+            pid = running.handle.pid.remote().result(30)
+            os.kill(pid, signal.SIGKILL)
+            assert running.handle.pid.remote().result(30) != pid
+    late = [each for each in said if "has not started within 1 s" in each]
+    assert [("Reluctant-1" in late[0]), ("Reluctant-3" in late[1])] == [True, True], said
+
+
+@pytest.mark.usefixtures("cluster")
 def test_calls_are_counted_until_they_have_ended(tmp_path: Path) -> None:
     """Those that fail, are given up or cancelled too, though their responses are kept; and streams."""
     ongoing: dict[str, int] = {}

@@ -152,8 +152,8 @@ def in_zoo(story: Any) -> Zoo:
     """Runs `story(zoo, call)` with a replica of a Zoo in this process; call(model_id, method, *args)."""
 
     async def main() -> Zoo:
-        replica = Replica(ReplicaSpec(None, "zoo-0", "Zoo", serve.deployment(Zoo), (), {}, None, {}))
-        await replica.start()
+        replica = Replica()
+        await replica.start(ReplicaSpec(None, "zoo-0", "Zoo", serve.deployment(Zoo), (), {}, None, {}))
         zoo = replica._object
 
         def call(model_id: str, method: str = "__call__", *args: Any) -> asyncio.Future[Any]:
