@@ -109,3 +109,40 @@ def test_a_spill_folder_in_memory_that_the_user_names_is_taken_and_said(
     assert capfd.readouterr().err == (
         "rlplat: spill_dir: '/dev/shm' is in memory, so what is spilled there still takes memory\n"
     )
+
+
+FULL_BY_OTHERS = """
+from rlplat.runtime.store.segments import Store
+rlplat.init(num_cpus=1, num_gpus=0, object_store_memory=50 << 20, store_full_timeout_s=1, spill_dir=SPILL_DIR)
+@rlplat.remote
+class Actor:
+    def make(self):
+        return [rlplat.put(np.ones(1 << 20)) for _ in range(2)]
+actor = Actor.remote()
+held = rlplat.get(actor.make.remote())
+with open("/dev/shm/other", "wb") as file:
+    file.write(bytes(40 << 20))
+attempts, write = [], Store.write
+Store.write = lambda *arguments: attempts.append(1) or write(*arguments)
+try:
+    refs = [rlplat.put(np.ones(1 << 20)) for _ in range(2)]
+    print([float(rlplat.get(ref).sum()) for ref in refs + held])
+except rlplat.errors.ObjectStoreFull as error:
+    print(error)
+print(len(attempts))
+rlplat.shutdown()
+"""
+
+
+def test_where_other_programs_fill_shared_memory_objects_of_all_processes_are_spilled(tmp_path: Path) -> None:
+    """The account has room, so it does not tell."""
+    done = run_inside(SHARED, f"SPILL_DIR = {str(tmp_path)!r}\n" + FULL_BY_OTHERS)
+    assert done.stdout.startswith(f"{[float(1 << 20)] * 4}\n"), done.stdout + done.stderr
+
+
+def test_where_other_programs_fill_shared_memory_and_nothing_is_spilled_that_is_said() -> None:
+    """A writer waits without writing all the while."""
+    said, attempts = run_inside(SHARED, "SPILL_DIR = ''\n" + FULL_BY_OTHERS).stdout.splitlines()
+    assert "16.8 of 52.4 MB are taken" in said
+    assert "(other programs hold 4" in said
+    assert attempts == "1"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Container
+from contextlib import suppress
 
 from rlplat.errors import GetTimeout, ObjectStoreFull
 from rlplat.runtime.link.link import Link
@@ -94,16 +95,20 @@ class Room:
                 with self._loop.lock:
                     self._collect()
                     self._store.drop_mappings()
-                try:
-                    return self._store.write(packed, owner)
-                except ObjectStoreFull as error:
-                    full = error
+                if self._store.has_memory(needed):
+                    with suppress(ObjectStoreFull):
+                        return self._store.write(packed, owner)
                 if time.monotonic() >= deadline:
+                    full_text = self._store.full_text(needed)
                     notes = [f"after waiting {account.full_timeout_s:g} s"]
                     notes += ["it may not spill to disk"] if not self._store.can_spill() else []
                     notes += [self._spiller.failure] if self._spiller.failure else []
-                    raise ObjectStoreFull(f"{full} ({'; '.join(notes)})")
+                    raise ObjectStoreFull(f"{full_text} ({'; '.join(notes)})")
                 step(needed, deadline)
+
+    def _has_room(self, needed: int) -> bool:
+        account = self._store.account
+        return account.used() + needed <= account.limit and self._store.has_memory(needed)
 
     def _peers(self) -> list[str]:
         """Other processes with something in the store, the one with most to spill first."""
@@ -120,17 +125,18 @@ class Room:
 
     def _ask_to_spill(self, needed: int, deadline: float) -> None:
         with self._loop.lock:
-            account = self._store.account
             for peer in self._peers():
-                if account.used() + needed <= account.limit or not self._store.can_spill():
+                if self._has_room(needed) or not self._store.can_spill():
                     return
                 self._ask([peer], needed, min(deadline, time.monotonic() + _SPILL_ANSWER_S))
 
     def _wait(self, needed: int, deadline: float) -> None:
+        """Not without a pause, whatever the figures say: writing has just failed."""
+        began = time.monotonic()
         with self._loop.lock:
-            account = self._store.account
             self._pump(
-                lambda: account.used() + needed <= account.limit, min(deadline, time.monotonic() + 0.2)
+                lambda: time.monotonic() >= began + _LOOK_AGAIN_S and self._has_room(needed),
+                min(deadline, began + 0.2),
             )
 
     def _ask(self, peers: list[str], to_spill: int, until: float) -> None:

@@ -38,6 +38,8 @@ _ALIGN = 64
 _SPARE_BYTES = 512 << 20
 """Freed segments that a creator keeps for reuse, in bytes."""
 _MAX_MAPPINGS = 512
+_MUCH = 1 << 20
+"""Bytes of other programs in /dev/shm that are worth a word; the account and sockets take some pages too."""
 _SHARED_COPY_BYTES = 4 << 20
 """From here on a second thread copies one half: 1.7 times the speed where a core is idle."""
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
@@ -116,7 +118,7 @@ class Store:
                     if not (isinstance(error, OSError) and error.errno in _NO_ROOM):
                         raise
                     if not self.drop_spares(own.filled):
-                        raise ObjectStoreFull(self._full_text(total)) from None
+                        raise ObjectStoreFull(self.full_text(total)) from None
                 continue
             with self._lock:
                 own.owner = owner
@@ -148,7 +150,7 @@ class Store:
         filled = total + (-total) % mmap.PAGESIZE
         while not self.account.reserve(filled):
             if not self.drop_spares(filled):
-                raise ObjectStoreFull(self._full_text(total))
+                raise ObjectStoreFull(self.full_text(total))
         return _Own(f"s-{self._client_id}-{next(self._numbers)}", _class_bytes(total), filled)
 
     def _fill(self, own: _Own, parts: list[memoryview]) -> None:
@@ -168,11 +170,17 @@ class Store:
         finally:
             os.close(descriptor)
 
-    def _full_text(self, total: int) -> str:
+    def has_memory(self, needed: int) -> bool:
+        """Whether /dev/shm itself has so many bytes, our spares included: other programs fill it as well."""
+        return shutil.disk_usage(self._session).free + self._spare_bytes >= needed
+
+    def full_text(self, total: int) -> str:
         usage = shutil.disk_usage(self._session)
+        others = usage.used - self.account.used()
         return (
             f"no room for {total / 1e6:.1f} MB in the object store: {self.account.describe()}; "
-            f"{usage.free / 1e6:.1f} of {usage.total / 1e6:.1f} MB are free in {os.path.dirname(self._session)}. "
+            f"{usage.free / 1e6:.1f} of {usage.total / 1e6:.1f} MB are free in {os.path.dirname(self._session)}"
+            f"{f' (other programs hold {others / 1e6:.1f} MB there)' if others > _MUCH else ''}. "
             "Drop refs and arrays that are no longer needed, raise init(object_store_memory=), or give the machine "
             "(or container: --shm-size) more shared memory"
         )
