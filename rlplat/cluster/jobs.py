@@ -1,7 +1,8 @@
 """Jobs on the head: programs that go on when the terminal that submitted them is gone.
 
 <folder>/jobs/<id>/   job.json      command, when it was submitted, who looks after it
-                      log           what it prints
+                      log           what it prints, to MAX_LOG_BYTES
+                      log-before-N  the newest MAX_LOG_BYTES of the N that it printed before that
                       result.json   exit code and end; written once, whole
 
 python -m rlplat.cluster.jobs FOLDER     the supervisor of one job: runs it, and writes its result
@@ -10,6 +11,7 @@ python -m rlplat.cluster.jobs FOLDER     the supervisor of one job: runs it, and
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,11 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 from rlplat.cluster import marks
 from rlplat.cluster.node_process import HostError, private_folder, write_private
 
+MAX_LOG_BYTES = 32 << 20
 STOP_GRACE_S = 30.0
 """Seconds that a program has to save a checkpoint after SIGTERM."""
 
@@ -41,7 +44,7 @@ class Jobs:
         folder = self._folder / job_id
         job = {"command": list(command), "workdir": str(workdir), "submitted": time.time()}
         write_private(folder / "job.json", json.dumps(job))
-        with open(os.open(folder / "log", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as log:
+        with open(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log:
             supervisor = subprocess.Popen(
                 [sys.executable, "-m", "rlplat.cluster.jobs", str(folder)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -117,18 +120,56 @@ class Jobs:
         return self.look(job_id)
 
     def logs(self, job_id: str, follow: bool, write: Callable[[bytes], None]) -> dict[str, Any]:
-        """Write what the job has printed, and with `follow` what it prints until it ends; what `look` returns."""
-        job = self.look(job_id)
-        with open(job["log"], "rb") as log:
-            while True:
-                job = self.look(
-                    job_id
-                )  # before reading: what it printed last is read before it counts as ended
-                while data := log.read(65536):
-                    write(data)
+        """Write what is kept of what the job has printed, and with `follow` what it prints until it ends; what `look`
+        returns."""
+        position = 0
+        while True:
+            job = self.look(job_id)  # before reading: what it printed last is read before it counts as ended
+            log = Path(job["log"])
+            before, older = _older(log)
+            if older is not None and position < before:
+                with suppress(FileNotFoundError), open(older, "rb") as file:  # else a newer one has its place
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - (before - position)))
+                    _copy(file, write)
+                position = before
+            with open(log, "rb") as file:
+                file.seek(position - before)
+                position += _copy(file, write)
+            if _older(log)[0] == before:
                 if not follow or job["state"] != "running":
                     return job
                 time.sleep(0.1)
+
+
+def _older(log: Path) -> tuple[int, Path | None]:
+    """How many bytes were printed before those in the log, and the file that has the newest of them."""
+    found = [(int(path.name.rpartition("-")[2]), path) for path in log.parent.glob("log-before-*")]
+    return max(found, default=(0, None))
+
+
+def _copy(file: BinaryIO, write: Callable[[bytes], object], limit: float = math.inf) -> int:
+    count = 0
+    while count < limit and (data := file.read(65536)):
+        write(data)
+        count += len(data)
+    return count
+
+
+def bound_log(log: Path) -> None:
+    """Cut a log that is full, to which its program goes on to append; what it appends between the last read and the
+    cut is lost."""
+    with suppress(OSError):
+        if log.stat().st_size < MAX_LOG_BYTES:
+            return
+        before, older = _older(log)
+        with suppress(OSError), open(log, "rb") as file, open(log.with_name("log-part"), "wb") as part:
+            before += file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
+            before += _copy(file, part.write, 2 * MAX_LOG_BYTES)
+            part.flush()
+            os.replace(part.name, log.with_name(f"log-before-{before}"))
+            if older is not None:
+                older.unlink()
+        os.truncate(log, 0)  # on a full disk too
 
 
 def _read(path: Path, fields: Mapping[str, type]) -> dict[str, Any] | None:
@@ -177,7 +218,8 @@ def supervise(folder: Path) -> int:
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGALRM, kill)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-        code = marks.exit_code_of(process)
+        code = marks.exit_code_of(process, lambda: bound_log(folder / "log"))
+        bound_log(folder / "log")
         signal.alarm(0)
     code = 128 - code if code < 0 else code
     result = {"exit_code": code, "ended": time.time(), "stopped": stopping}

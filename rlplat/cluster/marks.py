@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 NODE, JOB = "RLPLAT_CLUSTER_NODE", "RLPLAT_CLUSTER_JOB"
 _LOOK_S = 0.2
@@ -84,11 +85,11 @@ def ignore_user_signals() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
-def exit_code_of(process: subprocess.Popen[bytes]) -> int:
-    """Its exit code, once it has ended. It is looked at again and again: a signal that comes just before a wait without
-    an end begins would be heard only after it."""
+def exit_code_of(process: subprocess.Popen[bytes], meanwhile: Callable[[], None] = lambda: None) -> int:
+    """Its exit code, once it has ended; `meanwhile` is called as long as it has not. It is looked at again and again: a
+    signal that comes just before a wait without an end begins would be heard only after it."""
     while True:
         try:
             return process.wait(_LOOK_S)
         except subprocess.TimeoutExpired:
-            pass
+            meanwhile()
