@@ -19,6 +19,7 @@ import pytest
 import rlplat
 from rlplat.errors import ActorDied, SerializationError, TaskCancelled, TaskError
 from tests.patience import dropped_generators_are_closed, soon
+from tests.runtime.core.validity import check_book
 
 
 def lines(path: Path) -> int:
@@ -500,7 +501,7 @@ def test_objects_of_a_stream_are_freed(cluster: None) -> None:
     rlplat.get(rlplat.remote(num_returns="dynamic")(numbers).remote(20), timeout=60)
     gc.collect()
     assert soon(lambda: len(book) == 0)
-    book.check_valid()
+    check_book(book)
 
 
 @pytest.mark.parametrize("of", ["task", "actor"])

@@ -17,6 +17,7 @@ import rlplat
 from rlplat.errors import ActorDied, GetTimeout, ObjectLost, ObjectRebuildFailed, OwnerDied, TaskError
 from rlplat.runtime.refs import backend as current_backend
 from tests.faults.programs import eventually
+from tests.runtime.core.validity import check_lineage
 
 pytestmark = pytest.mark.process
 
@@ -81,7 +82,7 @@ def test_a_chain_of_20_is_made_again_though_nothing_between_was_kept(session: st
     assert len(lineage().recipes) == 21
     lose_everything(session)
     assert (rlplat.get(ref, timeout=60) == 21).all()
-    lineage().check_valid()
+    check_lineage(lineage())
     del ref
     assert eventually(lambda: gc.collect() is not None and not lineage().recipes, 60)
     assert eventually(lambda: len(book) == 0, 60)

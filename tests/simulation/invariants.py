@@ -8,6 +8,7 @@ from typing import Any
 
 from rlplat.runtime.core.owner.lanes import MAX_AHEAD
 from rlplat.runtime.wire import messages
+from tests.runtime.core.validity import check_book, check_scheduler
 from tests.simulation.cluster import Cluster
 from tests.simulation.workload import RETRIED, History
 from tests.simulation.world import Violation, World
@@ -110,7 +111,7 @@ class Invariants:
     def check(self) -> None:
         touched = self.world.touched
         if "node" in touched:
-            self.cluster.node.scheduler.check_valid()
+            check_scheduler(self.cluster.node.scheduler)
             _check_dropped(self.cluster.node._transport)
         for name in touched:
             process = self.world.processes[name]
@@ -124,7 +125,7 @@ class Invariants:
     def _check_client(self, client: Any) -> None:
         name = client.client_id
         _check_dropped(client.link.transport)
-        client.objects.book.check_valid()
+        check_book(client.objects.book)
         leases = []
         for lane in client.tasks.lanes():
             if lane.num_requested < 0:

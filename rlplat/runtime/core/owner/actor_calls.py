@@ -154,15 +154,6 @@ class ActorCalls:
         self.queue.clear()
         return [fail for fail in out if fail.record.id in self._open_calls]
 
-    def check_valid(self) -> None:
-        """Assert the invariants (for tests)."""
-        assert self.worker is None or self.gone is None
-        assert self.gone is None or not (self.queue or self.in_flight)
-        assert self.worker is not None or not self.in_flight, "calls are running to nowhere"
-        numbers = [record.message.seq for record in (*self.in_flight.values(), *self.queue) if _seq(record)]
-        assert numbers == sorted(numbers), "calls have overtaken each other"
-        assert sum(map(bool, map(_seq, self.in_flight.values()))) <= WINDOW
-
 
 def _seq(record: TaskRecord) -> int:
     return getattr(record.message, "seq", 0)

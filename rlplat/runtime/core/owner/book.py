@@ -125,12 +125,3 @@ class Book:
         if entry.value is not None and not entry.num_refs and not entry.borrowers:
             del self.entries[entry.id]
             self.freed.append(entry)
-
-    def check_valid(self) -> None:
-        """Assert the invariants (for tests)."""
-        for id, entry in self.entries.items():
-            assert entry.id == id
-            assert entry.num_refs >= 0
-            assert entry.num_refs or entry.borrowers or entry.value is None, (
-                f"object {id} is needed by nobody"
-            )

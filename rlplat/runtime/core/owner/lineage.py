@@ -146,12 +146,3 @@ class Lineage:
             "results of actors without max_task_retries have no lineage, and of the oldest tasks it is forgotten "
             f"beyond {self._max_bytes >> 20} MiB"
         )
-
-    def check_valid(self) -> None:
-        """Assert the invariants (for tests)."""
-        assert self.num_bytes == sum(recipe.num_bytes for recipe in self.recipes.values())
-        assert self._by_output == {id: recipe for recipe in self.recipes.values() for id in recipe.ids}
-        for recipe in self.recipes.values():
-            dependents = sum(recipe in other.producers for other in self.recipes.values())
-            assert recipe.num_dependents == dependents
-            assert recipe.live or dependents, f"{recipe.name} is kept for nobody"

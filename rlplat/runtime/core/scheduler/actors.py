@@ -201,25 +201,6 @@ class Actors:
         while len(self._gone) > _REMEMBERED:
             del self.entries[self._gone.popleft()]
 
-    def check_valid(self) -> None:
-        for id, entry in self.entries.items():
-            assert entry.id == id
-            places = (bool(entry.worker), entry.request is not None, entry.placement is not None)
-            assert sum(places) <= 1, f"actor {id} is in several places: {places}"
-            if entry.error is not None:
-                assert not sum(places) and not entry.seekers, f"actor {id} is gone and yet somewhere"
-            assert 0 <= entry.num_restarts <= max(entry.max_restarts, 0) or entry.max_restarts < 0
-            assert entry.incarnation == entry.num_restarts + 1
-            for client in entry.seekers:
-                assert id in self._sought_by[client]
-            if entry.error is None and not entry.is_detached:
-                assert id in self._by_creator[entry.client]
-        for (namespace, name), id in self.by_name.items():
-            entry = self.entries[id]
-            assert (entry.namespace, entry.name) == (namespace, name) and entry.error is None
-        for client, sought in self._sought_by.items():
-            assert all(client in self.entries[id].seekers for id in sought)
-
 
 def name_is_taken(name: str) -> ErrorInfo:
     return ErrorInfo("OptionError", f"an actor named {name!r} exists already: use rlplat.get_actor({name!r})")

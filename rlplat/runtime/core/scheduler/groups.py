@@ -205,24 +205,6 @@ class Groups:
                 self._index(demand).freed(node)
         taken.clear()
 
-    def check_valid(self) -> None:
-        for id, group in self.by_id.items():
-            assert group.id == id
-            has_all = bool(group.pools) and all(pool is not None for pool in group.pools)
-            assert (group.state == "CREATED") == has_all and (group in self.pending) == (
-                group.state in ("PENDING", "RESCHEDULING")
-            ), (id, group.state)
-            nodes = [pool.node for pool in group.pools if pool is not None]
-            if group.strategy == "STRICT_PACK":
-                assert len(set(nodes)) <= 1, f"{id} is on several nodes"
-            elif group.strategy == "STRICT_SPREAD":
-                assert len(set(nodes)) == len(nodes), f"{id} has two bundles on one node"
-            assert group.error is None or group.state == "REMOVED"
-            for queue in group.waiting:
-                assert queue.requests
-                head = next(iter(queue.requests))
-                assert group.find(head.shape) is None, f"{head.shape} waits although {id} has room"
-
 
 def _largest_first(group: Group, numbers: Iterable[int]) -> list[int]:
     return sorted(numbers, key=lambda number: -sum(amount for _, amount in group.bundles[number]))

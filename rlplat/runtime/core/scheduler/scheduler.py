@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlplat.runtime.core.resources import Resources
-from rlplat.runtime.core.scheduler import validity, views
+from rlplat.runtime.core.scheduler import views
 from rlplat.runtime.core.scheduler.actors import ActorEntry, Actors, Intensity
 from rlplat.runtime.core.scheduler.events import (
     Action,
@@ -361,12 +361,11 @@ class Scheduler:
 
     @property
     def available(self) -> Resources:
-        """What is free in all (less than nothing while workers that lent their CPUs are back) and not reserved."""
-        return views.summed(node.free for node in self.placing.nodes.values())
+        return views.available(self.placing)
 
     @property
     def total(self) -> Resources:
-        return views.summed(node.total for node in self.placing.nodes.values())
+        return views.total(self.placing)
 
     @property
     def actors(self) -> dict[str, ActorEntry]:
@@ -391,11 +390,11 @@ class Scheduler:
 
     def in_use(self) -> dict[str, InUse]:
         """Workers that are leased or an actor."""
-        return views.in_use(self)
+        return views.in_use(self.placing)
 
     def view(self) -> dict[str, Any]:
         """All of it as plain data."""
-        return views.view(self)
+        return views.view(self.placing, self.actors)
 
     def place_of(self, client: str) -> Place:
         return views.place_of(self.placing, client)
@@ -405,7 +404,3 @@ class Scheduler:
 
     def group_states(self) -> list[GroupState]:
         return views.group_states(self.placing)
-
-    def check_valid(self) -> None:
-        """Assert the invariants (for tests)."""
-        validity.check_valid(self)

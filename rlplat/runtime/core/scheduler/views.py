@@ -1,7 +1,8 @@
-"""Answers about a `Scheduler`, as plain data or in words: on request only, for they look at everything."""
+"""Answers about what a scheduler holds, as plain data or in words: on request only, for they look at everything."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ from rlplat.runtime.core.scheduler.queues import Queue, Request
 from rlplat.runtime.wire.values import GroupState, NodeState, Place
 
 if TYPE_CHECKING:
+    from rlplat.runtime.core.scheduler.actors import ActorEntry
     from rlplat.runtime.core.scheduler.placing import Placing
-    from rlplat.runtime.core.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,34 @@ class InUse:
     """Bytes that it may hold; 0: no limit of its own."""
 
 
-def in_use(scheduler: Scheduler) -> dict[str, InUse]:
+def available(placing: Placing) -> Resources:
+    """What is free in all (less than nothing while workers that lent their CPUs are back) and not reserved."""
+    return _summed(node.free for node in placing.nodes.values())
+
+
+def total(placing: Placing) -> Resources:
+    return _summed(node.total for node in placing.nodes.values())
+
+
+def _summed(parts: Iterable[Resources]) -> Resources:
+    whole: Resources = {}
+    for part in parts:
+        for name, amount in part.items():
+            whole[name] = exact(whole.get(name, 0.0) + amount)
+    return whole
+
+
+def in_use(placing: Placing) -> dict[str, InUse]:
+    """Workers that are leased or an actor."""
     found = {}
-    for id, worker in scheduler.placing.workers.items():
+    for id, worker in placing.workers.items():
         placement = worker.placement
         if placement is not None and worker.state in ("leased", "actor"):
             actor, shape = placement.actor, placement.shape
             can = shape.can_retry if actor is None else actor.may_restart()
-            found[id] = InUse(scheduler.who(id), actor is not None, can, shape.memory)
+            found[id] = InUse(
+                id if actor is None else actor.info.class_name, actor is not None, can, shape.memory
+            )
     return found
 
 
@@ -84,12 +105,11 @@ def group_states(placing: Placing) -> list[GroupState]:
     ]
 
 
-def view(scheduler: Scheduler) -> dict[str, Any]:
+def view(placing: Placing, actors: Mapping[str, ActorEntry]) -> dict[str, Any]:
     """Everything that `rlplat status` and `rlplat list` show of this."""
-    placing = scheduler.placing
     return {
-        "total": scheduler.total,
-        "available": scheduler.available,
+        "total": total(placing),
+        "available": available(placing),
         "nodes": [
             {
                 "node": state.node,
@@ -114,7 +134,7 @@ def view(scheduler: Scheduler) -> dict[str, Any]:
                 "is_detached": entry.is_detached,
                 "reason": "" if entry.error is None else entry.error.message,
             }
-            for id, entry in scheduler.actors.items()
+            for id, entry in actors.items()
         ],
         "demands": _view_demands(placing),
         "placement_groups": [
@@ -239,11 +259,3 @@ def waiter(queue: Queue, requests: list[Request]) -> str:
     num = sum(request.count for request in requests)
     who = f"a task of {request.client}" if request.actor is None else f"actor {request.actor.info.class_name}"
     return f"{who} that needs {dict(queue.shape.demand)}" + (f" (and {num - 1} like it)" if num > 1 else "")
-
-
-def summed(parts: Any) -> Resources:
-    whole: Resources = {}
-    for part in parts:
-        for name, amount in part.items():
-            whole[name] = exact(whole.get(name, 0.0) + amount)
-    return whole

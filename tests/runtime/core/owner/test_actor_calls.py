@@ -9,6 +9,7 @@ from rlplat.runtime.core.owner.actor_calls import WINDOW, ActorCalls
 from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.wire.messages import Call, CreateActor, RunFull
 from rlplat.runtime.wire.values import ErrorInfo, Value
+from tests.runtime.core.validity import check_calls
 
 GONE = ErrorInfo("ActorDied", "actor A is gone: its process w1 died")
 
@@ -60,14 +61,14 @@ class Caller:
     def _send(self, records: list[TaskRecord]) -> None:
         self.sent += [record.id for record in records]
         self.open.update({record.id: record for record in records})
-        self.actor.check_valid()
+        check_calls(self.actor)
 
     def _fail(self, fails: Any) -> None:
         for fail in fails:
             assert fail.record.id in self.open, "failed twice"
             del self.open[fail.record.id]
             self.failed[fail.record.id] = fail.error.message
-        self.actor.check_valid()
+        check_calls(self.actor)
 
 
 def test_calls_wait_for_the_address_and_leave_in_order() -> None:

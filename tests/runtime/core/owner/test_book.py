@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplat.runtime.core.owner.book import Book, after_death
+from tests.runtime.core.validity import check_book
 
 
 def freed(book: Book) -> list[int]:
@@ -54,7 +55,7 @@ def test_news_of_a_loan_may_come_in_any_order(returns_first: bool) -> None:
     book.unref(1)
     for each in reversed(news) if returns_first else news:
         each()
-        book.check_valid()
+        check_book(book)
         assert freed(book) == []
     book.returned(1, "w1", 1)
     assert freed(book) == [1]
@@ -73,7 +74,7 @@ def test_a_peer_whose_death_is_settled_has_returned_everything() -> None:
     assert freed(book) == [1]  # 2 is with w2, 3 has a ref here
     book.settled("w2")
     assert freed(book) == [2]
-    book.check_valid()
+    check_book(book)
 
 
 def test_what_the_dead_had_lent_stands_until_their_death_is_settled() -> None:
@@ -182,7 +183,7 @@ def test_random_histories_free_everything_exactly_once(data: st.DataObject) -> N
                 for key in [key for key in copies if key[1] == peer]:
                     copies[key] = 0
                 book.settled(peer)
-        book.check_valid()
+        check_book(book)
         for entry in book.freed:
             assert not needed(entry.id), f"{entry.id} was freed while in use"
             gone.append(entry.id)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rlplat.runtime.core.owner.lineage import Broken, Lineage
+from tests.runtime.core.validity import check_lineage
 
 
 def lineage_of(needs: dict[int, tuple[int, ...]], live: set[int], **limits: int) -> Lineage:
@@ -18,7 +19,7 @@ def lineage_of(needs: dict[int, tuple[int, ...]], live: set[int], **limits: int)
         if id not in live:
             lineage.freed(id)
     if len(needs) < 200:
-        lineage.check_valid()
+        check_lineage(lineage)
     return lineage
 
 
@@ -52,7 +53,7 @@ def test_a_recipe_goes_with_the_last_that_needs_it() -> None:
     assert set(lineage.recipes) == {1, 2, 3}
     lineage.freed(2)
     assert set(lineage.recipes) == {1, 3}
-    lineage.check_valid()
+    check_lineage(lineage)
     lineage.freed(3)
     assert not lineage.recipes
     assert lineage.num_bytes == 0
@@ -62,7 +63,7 @@ def test_freeing_twice_or_a_stranger_changes_nothing() -> None:
     lineage = lineage_of({1: (), 2: (1,)}, live={2})
     lineage.freed(1)
     lineage.freed(99)
-    lineage.check_valid()
+    check_lineage(lineage)
     assert planned(lineage, 2) == [1, 2]
 
 
@@ -80,7 +81,7 @@ def test_a_task_that_ran_again_keeps_its_recipe() -> None:
     (recipe, _) = lineage.recipes.values()
     recipe.retries_left -= 1
     lineage.add((1,), "f1", (), None, 100, 3, {1})
-    lineage.check_valid()
+    check_lineage(lineage)
     assert lineage.recipes[1].retries_left == 2
     assert lineage.recipes[1].live == {1}
     lineage.freed(2)
@@ -131,5 +132,5 @@ def test_the_order_of_freeing_does_not_matter(order: tuple[int, ...]) -> None:
     lineage = lineage_of({1: (), 2: (1,), 3: (2, 1)}, live={1, 2, 3})
     for id in order:
         lineage.freed(id)
-        lineage.check_valid()
+        check_lineage(lineage)
     assert not lineage.recipes

@@ -27,6 +27,7 @@ from rlplat.runtime.core.scheduler.events import (
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.wire.messages import Granted, Message, Placed
 from rlplat.runtime.wire.values import ActorInfo, Shape
+from tests.runtime.core.validity import check_scheduler
 
 INFO = ActorInfo("Class", {})
 
@@ -60,7 +61,7 @@ class Cluster:
     def tell(self, event: Event) -> list[Any]:
         """What follows, without what the house does itself."""
         out = self._perform(self.scheduler.handle(event, self.now))
-        self.scheduler.check_valid()
+        check_scheduler(self.scheduler)
         return out
 
     def _perform(self, actions: list[Any]) -> list[Any]:

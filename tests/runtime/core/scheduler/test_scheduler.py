@@ -28,6 +28,7 @@ from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.wire.messages import ActorGone, Granted, Placed
 from rlplat.runtime.wire.values import ActorInfo, Shape
 from tests.runtime.core.scheduler.scheduler_house import kinds, of
+from tests.runtime.core.validity import check_scheduler
 
 
 def shape(**demand: float) -> Shape:
@@ -55,7 +56,7 @@ class House:
     def tell(self, event: Any) -> list[Any]:
         """Actions, without the starts of workers and the alarm clock."""
         out = self.perform(self.scheduler.handle(event, 0.0))
-        self.scheduler.check_valid()
+        check_scheduler(self.scheduler)
         return out
 
     def perform(self, actions: list[Any]) -> list[Any]:
@@ -215,7 +216,7 @@ def test_a_worker_that_dies_while_starting_for_a_demand_is_replaced() -> None:
     (start,) = [a for a in scheduler.handle(LeasesRequested("d", GPU, 1), 0.0) if isinstance(a, StartWorker)]
     again = [a for a in scheduler.handle(WorkerLost(start.worker, "x"), 0.0) if isinstance(a, StartWorker)]
     assert [a.gpu_ids for a in again] == [(0,)]
-    scheduler.check_valid()
+    check_scheduler(scheduler)
 
 
 def test_an_actor_that_ends_while_its_gpu_worker_starts_gives_all_back() -> None:
@@ -225,7 +226,7 @@ def test_an_actor_that_ends_while_its_gpu_worker_starts_gives_all_back() -> None
     (start,) = [a for a in scheduler.handle(requested, 0.0) if isinstance(a, StartWorker)]
     scheduler.handle(ActorEnded("driver:1", "it was killed", True), 0.0)
     scheduler.handle(WorkerReady(start.worker), 0.0)
-    scheduler.check_valid()
+    check_scheduler(scheduler)
     scheduler.handle(WorkerLost(start.worker, "stopped"), 0.0)
     assert scheduler.available == both
 
@@ -239,7 +240,7 @@ def test_a_gpu_worker_that_starts_for_a_dead_client_gives_all_back() -> None:
     out = scheduler.handle(WorkerReady(start.worker), 0.0)
     assert not of(Granted, out)
     scheduler.handle(WorkerLost(start.worker, "stopped"), 0.0)
-    scheduler.check_valid()
+    check_scheduler(scheduler)
     assert scheduler.available == {"CPU": 1.0, "GPU": 1.0}
 
 
@@ -281,7 +282,7 @@ def test_random_histories_keep_the_books(data: st.DataObject) -> None:
                 case StopWorker(worker):
                     assert worker in alive
                     alive[worker] = "stopping"
-        scheduler.check_valid()
+        check_scheduler(scheduler)
 
     def lose(worker: str) -> None:
         del alive[worker]

@@ -17,6 +17,7 @@ from rlplat.runtime.core.scheduler.events import (
 from rlplat.runtime.wire.messages import ActorGone, ActorRestarting, NameTaken, Placed
 from rlplat.runtime.wire.values import ActorInfo, CallOptions
 from tests.runtime.core.scheduler.scheduler_house import CPU, INFO, Cluster, kinds, of, shape
+from tests.runtime.core.validity import check_scheduler
 
 
 def test_an_actor_restarts_as_often_as_it_may() -> None:
@@ -221,7 +222,7 @@ def test_a_thousand_gone_actors_are_remembered_and_no_more() -> None:
     info = ActorInfo("Class", {"method": CallOptions()})
     for number in range(1, 1101):
         house.scheduler.handle(ActorRequested("driver", f"driver:{number}", info, shape(CPU=9.0)), 0.0)
-    house.scheduler.check_valid()
+    check_scheduler(house.scheduler)
     assert len(house.scheduler.actors) == 1000
     assert all(not entry.info.methods for entry in house.scheduler.actors.values()), (
         "of the gone a line is kept"

@@ -15,6 +15,7 @@ from rlplat.runtime.core.scheduler.events import (
 )
 from rlplat.runtime.wire.messages import ActorGone, ActorRestarting, Granted, GroupNews, LeasesRefused, Placed
 from tests.runtime.core.scheduler.scheduler_house import CPU, Cluster, bundle, kinds, of, shape
+from tests.runtime.core.validity import check_scheduler
 
 ONE, TWO = bundle(CPU=1.0), bundle(CPU=2.0)
 
@@ -162,12 +163,12 @@ def test_the_resources_of_those_that_are_killed_come_when_they_are_gone() -> Non
     scheduler.handle(WorkerReady(start.worker), 0.0)
     scheduler.handle(WorkerBlocked(start.worker), 0.0)
     scheduler.handle(GroupRemoved("g"), 0.0)
-    scheduler.check_valid()
+    check_scheduler(scheduler)
     assert scheduler.available["CPU"] == 2  # it had lent its own
     scheduler.handle(WorkerUnblocked(start.worker), 0.0)
-    scheduler.check_valid()
+    check_scheduler(scheduler)
     scheduler.handle(WorkerLost(start.worker, "killed"), 0.0)
-    scheduler.check_valid()
+    check_scheduler(scheduler)
     assert scheduler.available["CPU"] == 2
 
 
@@ -181,7 +182,7 @@ def test_fractions_of_gpus_within_a_group() -> None:
     assert house.lease(what=shape(GPU=0.5)) == []
     house.tell(GroupRemoved("g"))
     assert house.scheduler.available["GPU"] == 1  # 2 less the one outside and the one that waited
-    house.scheduler.check_valid()
+    check_scheduler(house.scheduler)
 
 
 def test_two_quarters_are_taken_from_the_half_that_was_reserved() -> None:

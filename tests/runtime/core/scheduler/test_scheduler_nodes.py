@@ -20,6 +20,7 @@ from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.wire.messages import ActorGone, Granted, LeasesRefused, Placed
 from rlplat.runtime.wire.values import ErrorInfo
 from tests.runtime.core.scheduler.scheduler_house import CPU, GPU, Cluster, of, shape
+from tests.runtime.core.validity import check_scheduler
 
 
 def test_a_demand_goes_to_the_clients_own_node_first() -> None:
@@ -191,7 +192,7 @@ def test_an_environment_that_cannot_be_made_fails_what_waits_for_it() -> None:
     assert [(action.client, action.error.kind) for action in of(LeasesRefused, out)] == [
         ("a", "RuntimeEnvFailed")
     ]
-    scheduler.check_valid()
+    check_scheduler(scheduler)
     assert scheduler.available["CPU"] == 2
 
 
@@ -257,7 +258,7 @@ def test_a_thousand_waiting_clients_are_served_in_order_and_the_dead_are_skipped
         returned = LeaseReturned(granted[-1].client, granted[-1].worker)
         granted = of(Granted, house.scheduler.handle(returned, 0.0))
     assert served == [f"d{number}" for number in range(1000)]
-    house.scheduler.check_valid()
+    check_scheduler(house.scheduler)
 
 
 def test_a_seeker_on_any_node_hears_where_an_actor_is() -> None:

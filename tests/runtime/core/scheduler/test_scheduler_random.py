@@ -33,6 +33,7 @@ from rlplat.runtime.core.scheduler.events import (
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.wire.messages import ActorGone, ActorRestarting, Granted, Placed
 from tests.runtime.core.scheduler.scheduler_house import INFO, bundle, shape
+from tests.runtime.core.validity import check_scheduler
 
 TOTAL = {"CPU": 3.0, "GPU": 2.0}
 DEMANDS = [
@@ -76,7 +77,7 @@ class World:
     def tell(self, event: Event) -> None:
         for action in self.scheduler.handle(event, self.now):
             self.perform(action)
-        self.scheduler.check_valid()
+        check_scheduler(self.scheduler)
 
     def perform(self, action: Any) -> None:
         match action:

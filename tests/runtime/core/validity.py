@@ -1,16 +1,17 @@
-"""What must hold of a `Scheduler` after every event (R23). For tests and the simulator: it looks at everything."""
+"""What must hold of the runtime's pure parts after every event: it looks at everything."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from rlplat.runtime.core.owner.actor_calls import WINDOW, ActorCalls, _seq
+from rlplat.runtime.core.owner.book import Book
+from rlplat.runtime.core.owner.lineage import Lineage
+from rlplat.runtime.core.scheduler.actors import Actors
+from rlplat.runtime.core.scheduler.groups import Groups
 from rlplat.runtime.core.scheduler.nodes import Node, Placement, Pool, Worker
-
-if TYPE_CHECKING:
-    from rlplat.runtime.core.scheduler.scheduler import Scheduler
+from rlplat.runtime.core.scheduler.scheduler import Scheduler
 
 
-def check_valid(scheduler: Scheduler) -> None:
+def check_scheduler(scheduler: Scheduler) -> None:
     placements = _placements(scheduler)
     drawn: dict[Pool, list[Placement]] = {}
     for placement in placements:
@@ -28,8 +29,8 @@ def check_valid(scheduler: Scheduler) -> None:
         _check_workers(node)
     _check_placements(scheduler, placements)
     _check_queues(scheduler)
-    scheduler._actors.check_valid()
-    scheduler.placing.groups.check_valid()
+    _check_entries(scheduler._actors)
+    _check_groups(scheduler.placing.groups)
     _check_actors(scheduler)
 
 
@@ -143,3 +144,67 @@ def _check_actors(scheduler: Scheduler) -> None:
             assert actor.worker == id and actor.error is None
     for actor in scheduler.actors.values():
         assert not actor.worker or active.get(actor.id) == actor.worker
+
+
+def _check_entries(actors: Actors) -> None:
+    for id, entry in actors.entries.items():
+        assert entry.id == id
+        places = (bool(entry.worker), entry.request is not None, entry.placement is not None)
+        assert sum(places) <= 1, f"actor {id} is in several places: {places}"
+        if entry.error is not None:
+            assert not sum(places) and not entry.seekers, f"actor {id} is gone and yet somewhere"
+        assert 0 <= entry.num_restarts <= max(entry.max_restarts, 0) or entry.max_restarts < 0
+        assert entry.incarnation == entry.num_restarts + 1
+        for client in entry.seekers:
+            assert id in actors._sought_by[client]
+        if entry.error is None and not entry.is_detached:
+            assert id in actors._by_creator[entry.client]
+    for (namespace, name), id in actors.by_name.items():
+        entry = actors.entries[id]
+        assert (entry.namespace, entry.name) == (namespace, name) and entry.error is None
+    for client, sought in actors._sought_by.items():
+        assert all(client in actors.entries[id].seekers for id in sought)
+
+
+def _check_groups(groups: Groups) -> None:
+    for id, group in groups.by_id.items():
+        assert group.id == id
+        has_all = bool(group.pools) and all(pool is not None for pool in group.pools)
+        assert (group.state == "CREATED") == has_all and (group in groups.pending) == (
+            group.state in ("PENDING", "RESCHEDULING")
+        ), (id, group.state)
+        nodes = [pool.node for pool in group.pools if pool is not None]
+        if group.strategy == "STRICT_PACK":
+            assert len(set(nodes)) <= 1, f"{id} is on several nodes"
+        elif group.strategy == "STRICT_SPREAD":
+            assert len(set(nodes)) == len(nodes), f"{id} has two bundles on one node"
+        assert group.error is None or group.state == "REMOVED"
+        for queue in group.waiting:
+            assert queue.requests
+            head = next(iter(queue.requests))
+            assert group.find(head.shape) is None, f"{head.shape} waits although {id} has room"
+
+
+def check_book(book: Book) -> None:
+    for id, entry in book.entries.items():
+        assert entry.id == id
+        assert entry.num_refs >= 0
+        assert entry.num_refs or entry.borrowers or entry.value is None, f"object {id} is needed by nobody"
+
+
+def check_lineage(lineage: Lineage) -> None:
+    assert lineage.num_bytes == sum(recipe.num_bytes for recipe in lineage.recipes.values())
+    assert lineage._by_output == {id: recipe for recipe in lineage.recipes.values() for id in recipe.ids}
+    for recipe in lineage.recipes.values():
+        dependents = sum(recipe in other.producers for other in lineage.recipes.values())
+        assert recipe.num_dependents == dependents
+        assert recipe.live or dependents, f"{recipe.name} is kept for nobody"
+
+
+def check_calls(calls: ActorCalls) -> None:
+    assert calls.worker is None or calls.gone is None
+    assert calls.gone is None or not (calls.queue or calls.in_flight)
+    assert calls.worker is not None or not calls.in_flight, "calls are running to nowhere"
+    numbers = [record.message.seq for record in (*calls.in_flight.values(), *calls.queue) if _seq(record)]
+    assert numbers == sorted(numbers), "calls have overtaken each other"
+    assert sum(map(bool, map(_seq, calls.in_flight.values()))) <= WINDOW
