@@ -35,14 +35,12 @@ if TYPE_CHECKING:
         get,
         get_actor,
         get_runtime_context,
-        init,
-        is_initialized,
         kill,
         list_named_actors,
         put,
-        shutdown,
         wait,
     )
+    from rlplat.runtime.connect import init, is_initialized, shutdown
     from rlplat.runtime.map import map
     from rlplat.runtime.placement import (
         NodeAffinitySchedulingStrategy,
@@ -60,9 +58,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "rlplat.runtime.api": (
-        "available_resources cancel cluster_resources exit_actor get get_actor get_runtime_context init "
-        "is_initialized kill list_named_actors put shutdown wait"
+        "available_resources cancel cluster_resources exit_actor get get_actor get_runtime_context "
+        "kill list_named_actors put wait"
     ),
+    "rlplat.runtime.connect": "init is_initialized shutdown",
     "rlplat.runtime.generators": "ObjectRefGenerator",
     "rlplat.runtime.refs": "ObjectRef",
     "rlplat.runtime.remote": "ActorHandle method remote",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlplat.runtime.options import Options
+from rlplat.runtime.refs import Connection
 from rlplat.runtime.wire.codec import RemoteCode
 
 if TYPE_CHECKING:
@@ -17,15 +17,8 @@ if TYPE_CHECKING:
     from rlplat.runtime.wire.values import ActorInfo, CallOptions
 
 
-class Backend(Protocol):
+class Backend(Connection, Protocol):
     client_id: str
-    can_nest: bool
-    """Whether code of this process may open a cluster of its own inside it: that of tasks and actors."""
-
-    @property
-    def outer(self) -> Backend | None:
-        """What this one is nested in: the process's connection again after `shutdown`."""
-        ...
 
     def nested_opened(self) -> None:
         """Where `can_nest`: a nested cluster takes over."""
@@ -51,20 +44,10 @@ class Backend(Protocol):
         """`refs`: of objects, and generators. No value moves to the machine of who waits: `get` brings values."""
         ...
 
-    def future(self, ref: ObjectRef) -> Future[Any]: ...
-
-    def value_of(self, ref: ObjectRef) -> Coroutine[Any, Any, Any]:
-        """`await ref`: the value, without blocking the running event loop."""
-        ...
-
     def cancel(self, ref: ObjectRef, force: bool, recursive: bool) -> None: ...
 
     def exit_actor(self) -> None:
         """End the actor whose call this is; does not return."""
-        ...
-
-    def adopt(self, owner: str, id: int) -> ObjectRef:
-        """A ref arrived inside a value: an `ObjectRef` that this process now accounts for."""
         ...
 
     def kill(self, handle: ActorHandle, no_restart: bool) -> None: ...
@@ -96,5 +79,3 @@ class Backend(Protocol):
     def group_ready(self, group: PlacementGroup) -> ObjectRef: ...
 
     def remove_group(self, group: PlacementGroup) -> None: ...
-
-    def shutdown(self) -> None: ...

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from rlplat.errors import NotInitialized, SerializationError
 from rlplat.runtime.process.signals import uninterrupted, wrap_handlers
-
-if TYPE_CHECKING:
-    from rlplat.runtime.backend import Backend
 
 Value = TypeVar("Value", covariant=True)
 Item = TypeVar("Item")
@@ -22,7 +19,33 @@ Item = TypeVar("Item")
 INPROC = "inproc"
 """The client id of the in-process backend, which owns all of its objects."""
 
-_backend: Backend | None = None
+
+class Connection(Protocol):
+    """What refs, and the opening and closing of a backend, ask of it; the verbs ask for more (backend.py)."""
+
+    can_nest: bool
+    """Whether code of this process may open a cluster of its own inside it: that of tasks and actors."""
+
+    @property
+    def outer(self) -> Connection | None:
+        """What this one is nested in: the process's connection again after `shutdown`."""
+        ...
+
+    def future(self, ref: ObjectRef) -> Future[Any]: ...
+
+    def value_of(self, ref: ObjectRef) -> Coroutine[Any, Any, Any]:
+        """`await ref`: the value, without blocking the running event loop."""
+        ...
+
+    def adopt(self, owner: str, id: int) -> ObjectRef:
+        """A ref arrived inside a value: an `ObjectRef` that this process now accounts for."""
+        ...
+
+    def shutdown(self) -> None: ...
+
+
+_backend: Any = None
+"""The `Connection`, which the verbs know as a `Backend`."""
 _forked_from = 0
 """Set in a child that user code forked: the pid of the process whose connections it must not touch."""
 _collecting = threading.local()
@@ -112,7 +135,7 @@ def _rebuild_ref(owner: str, id: int) -> ObjectRef:
     return backend().adopt(owner, id)
 
 
-def backend() -> Backend:
+def backend() -> Any:
     """The runtime of this process; `NotInitialized` names what to do when there is none."""
     if _backend is None:
         if _forked_from:
@@ -124,18 +147,14 @@ def backend() -> Backend:
     return _backend
 
 
-def set_backend(new: Backend | None) -> None:
+def set_backend(new: Connection | None) -> None:
     global _backend, _forked_from
     _backend, _forked_from = new, 0
 
 
-def connection() -> Backend | None:
+def connection() -> Connection | None:
     """As `backend`, and None when there is none."""
     return _backend
-
-
-def is_connected() -> bool:
-    return _backend is not None
 
 
 def is_forked() -> bool:

@@ -11,14 +11,6 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[2]
-LEADING_UP = {
-    ("rlplat.runtime.connect", "rlplat.runtime.api"),  # the first verb of a program calls `init`
-    ("rlplat.runtime.refs", "rlplat.runtime.backend"),  # a type: what `refs.backend()` returns
-    ("rlplat.runtime.core.scheduler.validity", "rlplat.runtime.core.scheduler.scheduler"),  # types: what is
-    ("rlplat.runtime.core.scheduler.views", "rlplat.runtime.core.scheduler.scheduler"),  # looked at
-}
-"""Imports that are not to count: without them there is no circle."""
-
 ANYONES = {
     "_actor_id", "_info", "_creation",  # of handles, whose plain names are users' methods
     "_key",  # of refs: what their users see is nothing
@@ -34,23 +26,18 @@ ANYONES = {
     "_option_string_actions", "_reader", "_writer",  # of argparse and multiprocessing: there is no other way to ask
 }  # fmt: skip
 KNOWN = {
-    "rlplat/runtime/core/scheduler/validity.py": {"_actors"},
     "rlplat/runtime/map.py": {"_code", "_options"},
 }
 """Parts of one thing in several files: what answers for a node or a client, what runs a worker's calls."""
 
 
-def circles(leading_up: set[tuple[str, str]]) -> list[list[str]]:
+def circles() -> list[list[str]]:
     graph = grimp.build_graph("rlplat", exclude_type_checking_imports=False)
     packages = {
         module.rpartition(".")[0] for module in graph.modules
     }  # their `__init__` re-exports on first use
     imports = {
-        module: {
-            other
-            for other in graph.find_modules_directly_imported_by(module) - packages
-            if (module, other) not in leading_up
-        }
+        module: graph.find_modules_directly_imported_by(module) - packages
         for module in graph.modules - packages
     }
     below = {module: reached(imports, module) for module in imports}
@@ -86,12 +73,7 @@ def private_names_of_others(path: Path) -> set[str]:
 
 
 def test_no_imports_lead_in_a_circle() -> None:
-    assert circles(LEADING_UP) == []
-
-
-def test_each_import_that_does_not_count_would_close_a_circle() -> None:
-    for edge in LEADING_UP:
-        assert circles(LEADING_UP - {edge}) != [], edge
+    assert circles() == []
 
 
 def test_nobody_uses_what_another_class_calls_its_own() -> None:

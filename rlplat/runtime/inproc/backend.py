@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import NotInitialized, UsageError
 from rlplat.runtime.backend import Backend
@@ -49,6 +49,9 @@ from rlplat.runtime.wire.errors import to_exception
 from rlplat.runtime.wire.messages import Cluster
 from rlplat.runtime.wire.values import ActorInfo, CallOptions, ErrorInfo, Place
 
+if TYPE_CHECKING:
+    from rlplat.runtime.connect import Settings
+
 _ASYNC_CONCURRENCY = 1000
 
 
@@ -57,18 +60,13 @@ class InprocBackend:
     can_nest = False
     outer: Backend | None = None
 
-    def __init__(
-        self,
-        num_cpus: float | None,
-        num_gpus: int | None,
-        resources: dict[str, float] | None,
-        namespace: str = "",
-        runtime_env: dict[str, Any] | None = None,
-    ) -> None:
-        self.namespace = namespace
-        self._runtime_env = checked(runtime_env or {})
+    def __init__(self, settings: Settings) -> None:
+        self.namespace = settings.namespace
+        self._runtime_env = checked(settings.runtime_env or {})
         check_environment(self._runtime_env, "rlplat.init", is_async=False)
-        self._resources = LocalResources(machine_resources(num_cpus, num_gpus, resources))
+        self._resources = LocalResources(
+            machine_resources(settings.num_cpus, settings.num_gpus, settings.resources)
+        )
         self._objects = LocalObjects(self.client_id)
         self._objects.on_freed = self._on_freed
         self._loop = LoopThread()

@@ -17,9 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from rlplat.errors import UsageError
+from rlplat.runtime import refs
 from rlplat.runtime.backend import Backend
 from rlplat.runtime.inproc.backend import InprocBackend
 from rlplat.runtime.inproc.calls import Call, current_call
@@ -27,24 +30,29 @@ from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import ActorHandle
 from rlplat.runtime.wire.values import CallOptions
 
+if TYPE_CHECKING:
+    from rlplat.runtime.connect import Settings
+
+
+def open_backend(settings: Settings) -> InprocBackend:
+    """In this process; in a task or an actor, nested in its connection."""
+    outer = refs.backend() if refs.connection() is not None else None
+    if outer is None:
+        return InprocBackend(settings)
+    nested = NestedBackend(outer, settings)
+    outer.nested_opened()
+    return nested
+
 
 class NestedBackend(InprocBackend):
     """`InprocBackend` over the connection of a worker, which it hands everything to that is not its own."""
 
-    def __init__(
-        self,
-        outer: Backend,
-        num_cpus: float | None,
-        num_gpus: int | None,
-        resources: dict[str, float] | None,
-        namespace: str = "",
-        runtime_env: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, outer: Backend, settings: Settings) -> None:
         self.outer = self._outside = outer
         self.gpu_ids: tuple[int, ...] = getattr(outer, "gpu_ids", ())
-        if num_gpus is None:
-            num_gpus = len(self.gpu_ids)  # what the worker holds, not what the machine has
-        super().__init__(num_cpus, num_gpus, resources, namespace, runtime_env)
+        if settings.num_gpus is None:  # what the worker holds, not what the machine has
+            settings = msgspec.structs.replace(settings, num_gpus=len(self.gpu_ids))
+        super().__init__(settings)
 
     def _is_ours(self, ref: Any) -> bool:
         return ref.owner == self.client_id

@@ -59,7 +59,7 @@ def find_session(choice: str | int | None = None) -> str:
             if text in (session, os.path.basename(session), str(driver_pid(session))):
                 return session
         raise NotInitialized(f"no cluster {text!r} is running{_listed(sessions)}")
-    if refs.is_connected():
+    if refs.connection() is not None:
         own = getattr(refs.backend(), "session", None)
         if own is None and refs.backend().client_id != "inproc":
             raise NotInitialized(LOOK_ON_RAY)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import cloudpickle
 import msgspec
@@ -41,6 +41,9 @@ from rlplat.runtime.wire.codec import RemoteCode, _culprit, dump_code
 from rlplat.runtime.wire.messages import Cluster
 from rlplat.runtime.wire.values import DYNAMIC, STREAMING, ActorInfo, CallOptions, Place
 
+if TYPE_CHECKING:
+    from rlplat.runtime.connect import Settings
+
 _NAMESPACE = "rlplat"
 """Ray's name for our namespace "": its own anonymous ones are new for each program."""
 _NUM_RETURNS = {STREAMING: "streaming", DYNAMIC: "dynamic"}
@@ -64,17 +67,14 @@ class RayBackend:
         """Refs whose deadline passed before they were there, the latest of them."""
 
     @classmethod
-    def start(
-        cls,
-        address: str | None,
-        namespace: str,
-        runtime_env: dict[str, Any] | None,
-        user_code: str | None,
-        log_to_driver: bool,
-        **machine: Any,
-    ) -> Self:
-        """Connect to the cluster at `address`, or start one on this machine, with what `machine` says."""
-        env = {name: value for name, value in checked(runtime_env or {}).items() if value}
+    def start(cls, settings: Settings) -> Self:
+        """Connect to the cluster at `settings.address`, or start one on this machine, with what they say of it."""
+        address, user_code = settings.address, settings.user_code
+        machine: dict[str, Any] = {
+            name: getattr(settings, name)
+            for name in ("num_cpus", "num_gpus", "resources", "object_store_memory")
+        }
+        env = {name: value for name, value in checked(settings.runtime_env or {}).items() if value}
         if address is None:
             own: dict[str, Any] = machine | {"address": "local", "include_dashboard": False}
         elif any(value is not None for value in machine.values()):
@@ -86,9 +86,7 @@ class RayBackend:
             own = {"address": address}
             if user_code is not None and "working_dir" not in env:
                 env |= {"working_dir": user_code, "excludes": [*env.get("excludes", ()), *_NOT_CODE]}
-        for (
-            name
-        ) in cloudpickle.list_registry_pickle_by_value():  # Ray's copy of cloudpickle has a list of its own
+        for name in cloudpickle.list_registry_pickle_by_value():  # Ray's copy of cloudpickle has its own list
             ray.cloudpickle.register_pickle_by_value(sys.modules[name])
         # Thread counts as in our own workers: one for OpenBLAS, and what the user's environment
         # says; with others, sums have other last bits, and a run goes another way.
@@ -101,14 +99,14 @@ class RayBackend:
         try:
             ray.init(
                 **own,
-                namespace=namespace or _NAMESPACE,
+                namespace=settings.namespace or _NAMESPACE,
                 runtime_env=env,
-                log_to_driver=log_to_driver,
+                log_to_driver=settings.log_to_driver,
                 logging_level=logging.ERROR,  # its greetings and advice: what matters comes as an exception
             )
         except Exception as error:
             raise OptionError(f"rlplat.init(backend='ray', address={address!r}): {text_of(error)}") from error
-        return cls(namespace, can_nest=False, watch=HeadWatch(ray.get_runtime_context().gcs_address))
+        return cls(settings.namespace, can_nest=False, watch=HeadWatch(ray.get_runtime_context().gcs_address))
 
     @classmethod
     def of_worker(cls) -> Self:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlplat.errors import MissingExtra, OptionError
 from rlplat.runtime.ray.watch import why_silent
 
 if TYPE_CHECKING:
+    from rlplat.runtime.connect import Settings
     from rlplat.runtime.ray.backend import RayBackend
 
+_NOT_ON_RAY = ("hang_timeout_s", "memory_usage_threshold", "log_dir", "spill_dir", "store_full_timeout_s")
 
-def start_on_ray(kept_promises: dict[str, bool], address: str | None, **options: Any) -> RayBackend:
-    """kept_promises: arguments of `init` that mean nothing to Ray, and whether each has its default."""
-    asked = [name for name, is_default in kept_promises.items() if not is_default]
+
+def open_backend(settings: Settings) -> RayBackend:
+    defaults, address = type(settings)(), settings.address
+    asked = [name for name in _NOT_ON_RAY if getattr(settings, name) != getattr(defaults, name)]
     if asked:
         raise OptionError(
             f"rlplat.init(backend='ray'): Ray has no {', '.join(asked)}: leave that out (docs/on-ray.md says what "
             "differs)"
         )
-    if address not in (
-        None,
-        "local",
-    ):  # no process of Ray starts here that would inherit it: its warnings about a
-        # head that does not answer are in the exception as well
+    if address not in (None, "local"):
+        # No process of Ray starts here that would inherit it: its warnings about a head that does not answer are in
+        # the exception as well.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     try:
         from rlplat.runtime.ray.backend import RayBackend
@@ -37,4 +38,4 @@ def start_on_ray(kept_promises: dict[str, bool], address: str | None, **options:
             f"rlplat.init(backend='ray', address={address!r}): no Ray cluster answers there ({why}): give HOST:PORT as "
             "`ray start --head` prints it, or address='auto' on a machine of the cluster"
         )
-    return RayBackend.start(address, **options)
+    return RayBackend.start(settings)

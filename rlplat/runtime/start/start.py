@@ -11,7 +11,6 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import NodeLost
@@ -28,30 +27,17 @@ from rlplat.runtime.machine.session import (
 from rlplat.runtime.process.signals import uninterrupted
 
 if TYPE_CHECKING:
+    from rlplat.runtime.connect import Settings
     from rlplat.runtime.start.driver import Driver
 
 _START_S = 120.0
 
 
-def start_private_cluster(
-    num_cpus: float | None,
-    num_gpus: int | None,
-    resources: dict[str, float] | None,
-    preload: Sequence[str],
-    namespace: str,
-    *,
-    object_store_memory: int | None,
-    spill_dir: str | None,
-    store_full_timeout_s: float,
-    runtime_env: dict[str, Any] | None,
-    hang_timeout_s: float,
-    memory_usage_threshold: float,
-    log_dir: str | None,
-    log_to_driver: bool,
-) -> Driver:
-    check_at_least("hang_timeout_s", hang_timeout_s, 0.5)
-    check_at_least("memory_usage_threshold", memory_usage_threshold, 0, at_most=1)
-    total = machine_resources(num_cpus, num_gpus, resources)
+def open_backend(settings: Settings) -> Driver:
+    """A private cluster on this machine: its node process, and this process's part as its driver."""
+    check_at_least("hang_timeout_s", settings.hang_timeout_s, 0.5)
+    check_at_least("memory_usage_threshold", settings.memory_usage_threshold, 0, at_most=1)
+    total = machine_resources(settings.num_cpus, settings.num_gpus, settings.resources)
     raise_file_limit()  # the node and its workers inherit it
     session = make_session()
     node = subprocess.Popen(
@@ -69,24 +55,24 @@ def start_private_cluster(
         from rlplat.runtime.store import account
 
         env: dict[str, Any] = {}
-        if runtime_env is not None:
+        if settings.runtime_env is not None:
             from rlplat.runtime.envs.spec import checked
 
-            env = checked(runtime_env)
-        limit = account.budget(object_store_memory, session)
-        account.create_account(session, limit, store_full_timeout_s)
-        make_spill_folder(session, spill_dir)
-        folder = str(make_session_folder(session, log_dir))
+            env = checked(settings.runtime_env)
+        limit = account.budget(settings.object_store_memory, session)
+        account.create_account(session, limit, settings.store_full_timeout_s)
+        make_spill_folder(session, settings.spill_dir)
+        folder = str(make_session_folder(session, settings.log_dir))
         config = {
             "session": session,
             "folder": folder,
             "total": total,
-            "preload": list(preload),
+            "preload": list(settings.preload),
             "sys_path": sys.path,
-            "namespace": namespace,
-            "hang_timeout_s": hang_timeout_s,
-            "memory_usage_threshold": memory_usage_threshold,
-            "log_to_driver": log_to_driver,
+            "namespace": settings.namespace,
+            "hang_timeout_s": settings.hang_timeout_s,
+            "memory_usage_threshold": settings.memory_usage_threshold,
+            "log_to_driver": settings.log_to_driver,
         }
         try:
             node.stdin.write(json.dumps(config).encode() + b"\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlplat.runtime import api, refs
+from rlplat.runtime import connect, refs
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link
@@ -208,7 +208,7 @@ class Executor:
                 "warning: a task has not closed the cluster that it opened by rlplat.init(backend='inproc'): "
                 "call rlplat.shutdown() in a `finally`"
             )
-            api.shutdown()
+            connect.shutdown()
 
     # ---------------------------------------------------------------- between calls (lock held)
 
