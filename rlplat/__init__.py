@@ -16,123 +16,74 @@ itself loads next to nothing.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlplat.lazy_names import lazy_names
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rlplat import checkpoints, data_parallel, errors, export, metrics, serve, state, tune
-    from rlplat.rl.run.trained_agent import load
-    from rlplat.rl.run.training_loop import train, training_loop
+    from rlplat import (
+        checkpoints as checkpoints,
+        data_parallel as data_parallel,
+        errors as errors,
+        export as export,
+        metrics as metrics,
+        serve as serve,
+        state as state,
+        tune as tune,
+    )
+    from rlplat.rl.run.trained_agent import load as load
+    from rlplat.rl.run.training_loop import train as train, training_loop as training_loop
     from rlplat.runtime.api import (
-        ObjectRef,
-        ObjectRefGenerator,
-        available_resources,
-        cancel,
-        cluster_resources,
-        exit_actor,
-        get,
-        get_actor,
-        get_runtime_context,
-        kill,
-        list_named_actors,
-        put,
-        wait,
+        ObjectRef as ObjectRef,
+        ObjectRefGenerator as ObjectRefGenerator,
+        available_resources as available_resources,
+        cancel as cancel,
+        cluster_resources as cluster_resources,
+        exit_actor as exit_actor,
+        get as get,
+        get_actor as get_actor,
+        get_runtime_context as get_runtime_context,
+        kill as kill,
+        list_named_actors as list_named_actors,
+        put as put,
+        wait as wait,
     )
-    from rlplat.runtime.connect import init, is_initialized, shutdown
-    from rlplat.runtime.map import map
+    from rlplat.runtime.connect import init as init, is_initialized as is_initialized, shutdown as shutdown
+    from rlplat.runtime.map import map as map
     from rlplat.runtime.placement import (
-        NodeAffinitySchedulingStrategy,
-        PlacementGroup,
-        PlacementGroupSchedulingStrategy,
-        get_current_placement_group,
-        get_placement_group,
-        nodes,
-        placement_group,
-        placement_group_table,
-        remove_placement_group,
+        NodeAffinitySchedulingStrategy as NodeAffinitySchedulingStrategy,
+        PlacementGroup as PlacementGroup,
+        PlacementGroupSchedulingStrategy as PlacementGroupSchedulingStrategy,
+        get_current_placement_group as get_current_placement_group,
+        get_placement_group as get_placement_group,
+        nodes as nodes,
+        placement_group as placement_group,
+        placement_group_table as placement_group_table,
+        remove_placement_group as remove_placement_group,
     )
-    from rlplat.runtime.remote import ActorHandle, method, remote
-    from rlplat.state import timeline
-
-_HOMES = {
-    "rlplat.runtime.api": (
-        "available_resources cancel cluster_resources exit_actor get get_actor get_runtime_context "
-        "kill list_named_actors put wait"
-    ),
-    "rlplat.runtime.connect": "init is_initialized shutdown",
-    "rlplat.runtime.generators": "ObjectRefGenerator",
-    "rlplat.runtime.refs": "ObjectRef",
-    "rlplat.runtime.remote": "ActorHandle method remote",
-    "rlplat.runtime.map": "map",
-    "rlplat.runtime.placement": (
-        "NodeAffinitySchedulingStrategy PlacementGroup PlacementGroupSchedulingStrategy "
-        "get_current_placement_group get_placement_group nodes placement_group placement_group_table "
-        "remove_placement_group"
-    ),
-    "rlplat.rl.run.trained_agent": "load",
-    "rlplat.rl.run.training_loop": "train training_loop",
-    "rlplat.state": "timeline",
-}
-_HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
-_MODULES = ("checkpoints", "data_parallel", "errors", "export", "metrics", "serve", "state", "tune")
-
-__all__ = [
-    "ActorHandle",
-    "NodeAffinitySchedulingStrategy",
-    "ObjectRef",
-    "ObjectRefGenerator",
-    "PlacementGroup",
-    "PlacementGroupSchedulingStrategy",
-    "available_resources",
-    "cancel",
-    "checkpoints",
-    "cluster_resources",
-    "data_parallel",
-    "errors",
-    "exit_actor",
-    "export",
-    "get",
-    "get_actor",
-    "get_current_placement_group",
-    "get_placement_group",
-    "get_runtime_context",
-    "init",
-    "is_initialized",
-    "kill",
-    "list_named_actors",
-    "load",
-    "map",
-    "method",
-    "metrics",
-    "nodes",
-    "placement_group",
-    "placement_group_table",
-    "put",
-    "remote",
-    "remove_placement_group",
-    "serve",
-    "shutdown",
-    "state",
-    "timeline",
-    "train",
-    "training_loop",
-    "tune",
-    "wait",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"rlplat.{name}")
-    home = _HOME_BY_NAME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'rlplat' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    from rlplat.runtime.remote import ActorHandle as ActorHandle, method as method, remote as remote
+    from rlplat.state import timeline as timeline
+else:
+    _HOMES = {
+        **dict.fromkeys(("checkpoints", "data_parallel", "errors", "export", "metrics", "serve", "tune"), ""),
+        "runtime.api": (
+            "available_resources cancel cluster_resources exit_actor get get_actor get_runtime_context "
+            "kill list_named_actors put wait"
+        ),
+        "runtime.connect": "init is_initialized shutdown",
+        "runtime.generators": "ObjectRefGenerator",
+        "runtime.refs": "ObjectRef",
+        "runtime.remote": "ActorHandle method remote",
+        "runtime.map": "map",
+        "runtime.placement": (
+            "NodeAffinitySchedulingStrategy PlacementGroup PlacementGroupSchedulingStrategy "
+            "get_current_placement_group get_placement_group nodes placement_group placement_group_table "
+            "remove_placement_group"
+        ),
+        "rl.run.trained_agent": "load",
+        "rl.run.training_loop": "train training_loop",
+        "state": "state timeline",
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

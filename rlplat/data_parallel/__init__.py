@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlplat.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from rlplat.data_parallel.reports import Result
-    from rlplat.data_parallel.tf_trainer import TFTrainer
-    from rlplat.data_parallel.torch.operator import TrainingOperator
-    from rlplat.data_parallel.trainer import TorchTrainer
-
-_HOME_BY_NAME = {
-    "Result": "rlplat.data_parallel.reports",
-    "TFTrainer": "rlplat.data_parallel.tf_trainer",
-    "TorchTrainer": "rlplat.data_parallel.trainer",
-    "TrainingOperator": "rlplat.data_parallel.torch.operator",
-}
-__all__ = ["Result", "TFTrainer", "TorchTrainer", "TrainingOperator"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_BY_NAME:
-        raise AttributeError(f"module 'rlplat.data_parallel' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_BY_NAME[name]), name)
+    from rlplat.data_parallel.reports import Result as Result
+    from rlplat.data_parallel.tf_trainer import TFTrainer as TFTrainer
+    from rlplat.data_parallel.torch.operator import TrainingOperator as TrainingOperator
+    from rlplat.data_parallel.trainer import TorchTrainer as TorchTrainer
+else:
+    _HOMES = {
+        "reports": "Result",
+        "tf_trainer": "TFTrainer",
+        "torch.operator": "TrainingOperator",
+        "trainer": "TorchTrainer",
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -9,27 +9,20 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlplat.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from rlplat.export.exported_policy import ExportedPolicy, load
-    from rlplat.export.model_file import ExportedModel
-    from rlplat.export.module_export import torch_module
-    from rlplat.export.policy_export import to_onnx
-
-_HOMES = {
-    "ExportedModel": "model_file",
-    "ExportedPolicy": "exported_policy",
-    "load": "exported_policy",
-    "to_onnx": "policy_export",
-    "torch_module": "module_export",
-}
-
-__all__ = ["ExportedModel", "ExportedPolicy", "load", "to_onnx", "torch_module"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rlplat.export' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"rlplat.export.{_HOMES[name]}"), name)
+    from rlplat.export.exported_policy import ExportedPolicy as ExportedPolicy, load as load
+    from rlplat.export.model_file import ExportedModel as ExportedModel
+    from rlplat.export.module_export import torch_module as torch_module
+    from rlplat.export.policy_export import to_onnx as to_onnx
+else:
+    _HOMES = {
+        "exported_policy": "ExportedPolicy load",
+        "model_file": "ExportedModel",
+        "module_export": "torch_module",
+        "policy_export": "to_onnx",
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -11,57 +11,32 @@ Every name is imported when it is first used: `rlplat.serve.Client` needs neithe
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlplat.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from rlplat.serve.autoscale import Autoscale
-    from rlplat.serve.batching import Batch, batch
-    from rlplat.serve.client import Client
-    from rlplat.serve.deployments import Application, Deployment, deployment
-    from rlplat.serve.handle import Handle, Response
-    from rlplat.serve.multiplexing import model_id, multiplexed
-    from rlplat.serve.refusals import Refused
-    from rlplat.serve.running import Running, run
-
-_HOMES = {
-    "autoscale": "Autoscale",
-    "batching": "Batch batch",
-    "client": "Client",
-    "deployments": "Application Deployment deployment",
-    "handle": "Handle Response",
-    "multiplexing": "model_id multiplexed",
-    "refusals": "Refused",
-    "running": "Running run",
-}
-_HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
-
-__all__ = [
-    "Application",
-    "Autoscale",
-    "Batch",
-    "Client",
-    "Deployment",
-    "Handle",
-    "Refused",
-    "Response",
-    "Running",
-    "batch",
-    "deployment",
-    "model_id",
-    "multiplexed",
-    "run",
-]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_BY_NAME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'rlplat.serve' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"rlplat.serve.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    from rlplat.serve.autoscale import Autoscale as Autoscale
+    from rlplat.serve.batching import Batch as Batch, batch as batch
+    from rlplat.serve.client import Client as Client
+    from rlplat.serve.deployments import (
+        Application as Application,
+        Deployment as Deployment,
+        deployment as deployment,
+    )
+    from rlplat.serve.handle import Handle as Handle, Response as Response
+    from rlplat.serve.multiplexing import model_id as model_id, multiplexed as multiplexed
+    from rlplat.serve.refusals import Refused as Refused
+    from rlplat.serve.running import Running as Running, run as run
+else:
+    _HOMES = {
+        "autoscale": "Autoscale",
+        "batching": "Batch batch",
+        "client": "Client",
+        "deployments": "Application Deployment deployment",
+        "handle": "Handle Response",
+        "multiplexing": "model_id multiplexed",
+        "refusals": "Refused",
+        "running": "Running run",
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

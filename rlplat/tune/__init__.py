@@ -14,103 +14,59 @@ Names are imported when they are first used, as in `rlplat` itself.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlplat.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from rlplat.tune.results.analysis import Analysis, load
-    from rlplat.tune.run_experiment import run
-    from rlplat.tune.schedulers.asha import ASHA
-    from rlplat.tune.schedulers.fifo import FIFO
-    from rlplat.tune.schedulers.hyperband import HyperBand
-    from rlplat.tune.schedulers.median import MedianStopping
-    from rlplat.tune.schedulers.pb2 import PB2
-    from rlplat.tune.schedulers.pbt import PBT
-    from rlplat.tune.search.search import Searcher
-    from rlplat.tune.space.space import (
-        choice,
-        grid,
-        lograndint,
-        loguniform,
-        normal,
-        qloguniform,
-        qnormal,
-        quniform,
-        randint,
-        sample_from,
-        uniform,
+    from rlplat.tune.results.analysis import Analysis as Analysis, load as load
+    from rlplat.tune.run_experiment import run as run
+    from rlplat.tune.schedulers.asha import ASHA as ASHA
+    from rlplat.tune.schedulers.fifo import FIFO as FIFO
+    from rlplat.tune.schedulers.hyperband import HyperBand as HyperBand
+    from rlplat.tune.schedulers.median import MedianStopping as MedianStopping
+    from rlplat.tune.schedulers.pb2 import PB2 as PB2
+    from rlplat.tune.schedulers.pbt import PBT as PBT
+    from rlplat.tune.search.search import Searcher as Searcher
+    from rlplat.tune.space.domains import choice as choice, grid as grid, sample_from as sample_from
+    from rlplat.tune.space.ranges import (
+        lograndint as lograndint,
+        loguniform as loguniform,
+        normal as normal,
+        qloguniform as qloguniform,
+        qnormal as qnormal,
+        quniform as quniform,
+        randint as randint,
+        uniform as uniform,
     )
-    from rlplat.tune.trials.program import TrialContext
-    from rlplat.tune.trials.thread import TrialStopped
-
-_HOMES = {
-    "rlplat.tune.run_experiment": "run",
-    "rlplat.tune.results.analysis": "Analysis load",
-    "rlplat.tune.space.space": (
-        "choice grid lograndint loguniform normal qloguniform qnormal quniform randint sample_from uniform"
-    ),
-    "rlplat.tune.search.search": "Searcher",
-    "rlplat.tune.trials.program": "TrialContext",
-    "rlplat.tune.trials.thread": "TrialStopped",
-    "rlplat.tune.schedulers.fifo": "FIFO",
-    "rlplat.tune.schedulers.median": "MedianStopping",
-    "rlplat.tune.schedulers.asha": "ASHA",
-    "rlplat.tune.schedulers.hyperband": "HyperBand",
-    "rlplat.tune.schedulers.pbt": "PBT",
-    "rlplat.tune.schedulers.pb2": "PB2",
-}
-_NAMES_OF_RAY = {
-    "grid_search": "tune.grid",
-    "report": "the second argument of the trial, def trial(config, report)",
-    "get_checkpoint": "report.checkpoint",
-    "get_context": "report.seed and report.directory",
-    "Tuner": "tune.run(trainable, space, ...)",
-    "TuneConfig": "arguments of tune.run",
-    "RunConfig": "arguments of tune.run",
-    "Trainable": "a class with __init__(config), step, save and load",
-    "with_resources": "tune.run(..., resources={'cpu': 1})",
-    "with_parameters": "a closure",
-}
-"""What Ray Tune calls otherwise."""
-_HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names.split()}
-
-__all__ = [
-    "ASHA",
-    "FIFO",
-    "PB2",
-    "PBT",
-    "Analysis",
-    "HyperBand",
-    "MedianStopping",
-    "Searcher",
-    "TrialContext",
-    "TrialStopped",
-    "choice",
-    "grid",
-    "load",
-    "lograndint",
-    "loguniform",
-    "normal",
-    "qloguniform",
-    "qnormal",
-    "quniform",
-    "randint",
-    "run",
-    "sample_from",
-    "uniform",
-]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_BY_NAME.get(name)
-    if name in _NAMES_OF_RAY:  # an AttributeError would lose its text in `from rlplat.tune import ...`
-        raise ImportError(f"rlplat.tune has no {name!r}; here it is {_NAMES_OF_RAY[name]}")
-    if home is None:
-        raise AttributeError(f"module 'rlplat.tune' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_BY_NAME])
+    from rlplat.tune.trials.program import TrialContext as TrialContext
+    from rlplat.tune.trials.thread import TrialStopped as TrialStopped
+else:
+    _HOMES = {
+        "results.analysis": "Analysis load",
+        "run_experiment": "run",
+        "schedulers.asha": "ASHA",
+        "schedulers.fifo": "FIFO",
+        "schedulers.hyperband": "HyperBand",
+        "schedulers.median": "MedianStopping",
+        "schedulers.pb2": "PB2",
+        "schedulers.pbt": "PBT",
+        "search.search": "Searcher",
+        "space.domains": "choice grid sample_from",
+        "space.ranges": "lograndint loguniform normal qloguniform qnormal quniform randint uniform",
+        "trials.program": "TrialContext",
+        "trials.thread": "TrialStopped",
+    }
+    _NAMES_OF_RAY = {
+        "grid_search": "tune.grid",
+        "report": "the second argument of the trial, def trial(config, report)",
+        "get_checkpoint": "report.checkpoint",
+        "get_context": "report.seed and report.directory",
+        "Tuner": "tune.run(trainable, space, ...)",
+        "TuneConfig": "arguments of tune.run",
+        "RunConfig": "arguments of tune.run",
+        "Trainable": "a class with __init__(config), step, save and load",
+        "with_resources": "tune.run(..., resources={'cpu': 1})",
+        "with_parameters": "a closure",
+    }
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, refused=_NAMES_OF_RAY)

@@ -14,7 +14,9 @@ from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.results.directory import ExperimentDirectory
 from rlplat.tune.search.samplers import distributions
 from rlplat.tune.settings.spec import ExperimentSpec
-from rlplat.tune.space.space import Space, choice, loguniform, randint, uniform
+from rlplat.tune.space.domains import choice
+from rlplat.tune.space.ranges import loguniform, randint, uniform
+from rlplat.tune.space.space import Space
 from rlplat.tune.storage.study import Study
 
 SPACE: dict[str, Any] = {

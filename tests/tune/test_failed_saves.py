@@ -33,7 +33,7 @@ from rlplat.tune.schedulers.asha import ASHA
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.hyperband import HyperBand
 from rlplat.tune.schedulers.pbt import PBT
-from rlplat.tune.space.space import loguniform
+from rlplat.tune.space.ranges import loguniform
 from tests.tune.core.test_experiment import Scripted, begun, kinds, make, report
 from tests.tune.population import Killed, Population
 from tests.tune.running import lines, run, states

@@ -28,7 +28,7 @@ from rlplat.config_sources import KeyPath, put
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 from rlplat.tune.settings.spec import ExperimentSpec, with_code_found
-from rlplat.tune.space.space import is_domain
+from rlplat.tune.space.parser import is_domain
 
 SAVED_AS = "experiment.yaml"
 """In an experiment's directory: the settled experiment, as a file of this form (saved_experiment.py)."""

@@ -17,7 +17,7 @@ from rlplat.rl.user_code import home_of, is_file, record_code
 from rlplat.tune.search.search import Searcher
 from rlplat.tune.settings.experiment_file import KEYS, named
 from rlplat.tune.settings.spec import ExperimentSpec, names_of_code, with_code_found
-from rlplat.tune.space.space import as_yaml, is_domain
+from rlplat.tune.space.parser import as_yaml, is_domain
 from rlplat.tune.space.tree import plain
 from rlplat.tune.storage.address import shown
 

@@ -27,44 +27,9 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import ConfigError
-from rlplat.tune.space.domains import Choice, Domain, Grid, Options, SampleFrom, choice, grid, sample_from
-from rlplat.tune.space.parser import Parser, Where, as_yaml, is_domain
-from rlplat.tune.space.ranges import (
-    Range,
-    lograndint,
-    loguniform,
-    normal,
-    qloguniform,
-    qnormal,
-    quniform,
-    randint,
-    uniform,
-)
+from rlplat.tune.space.domains import Domain, Grid
+from rlplat.tune.space.parser import Parser, Where
 from rlplat.tune.space.tree import Choose, DictNode, Work, compute
-
-__all__ = [
-    "Choice",
-    "Domain",
-    "Grid",
-    "Options",
-    "Range",
-    "SampleFrom",
-    "Space",
-    "Suggestion",
-    "as_yaml",
-    "choice",
-    "grid",
-    "is_domain",
-    "lograndint",
-    "loguniform",
-    "normal",
-    "qloguniform",
-    "qnormal",
-    "quniform",
-    "randint",
-    "sample_from",
-    "uniform",
-]
 
 
 @dataclass(frozen=True)

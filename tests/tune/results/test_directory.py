@@ -21,7 +21,7 @@ from rlplat.tune.results import directory as directory_module
 from rlplat.tune.results.directory import ExperimentDirectory, take_back
 from rlplat.tune.results.lines import holding, read_reports
 from rlplat.tune.settings.spec import ExperimentSpec
-from rlplat.tune.space.space import uniform
+from rlplat.tune.space.ranges import uniform
 from rlplat.tune.storage.journal import has_reports
 from rlplat.tune.storage.study import Study
 from tests.tune.studies import begin

@@ -17,7 +17,8 @@ import pytest
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.results.directory import ExperimentDirectory
 from rlplat.tune.settings.spec import ExperimentSpec
-from rlplat.tune.space.space import choice, grid, loguniform
+from rlplat.tune.space.domains import choice, grid
+from rlplat.tune.space.ranges import loguniform
 from tests.patience import soon
 
 sys.modules.setdefault(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rlplat.tune.results.importance import MIN_TRIALS, importances
-from rlplat.tune.space.space import choice, loguniform, normal, randint, uniform
+from rlplat.tune.space.domains import choice
+from rlplat.tune.space.ranges import loguniform, normal, randint, uniform
 
 DOMAINS = {"much": uniform(-1, 1), "little": uniform(-1, 1), "nothing": uniform(-1, 1)}
 

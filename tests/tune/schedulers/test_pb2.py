@@ -24,7 +24,9 @@ from rlplat.tune.schedulers.pb2 import (
     periods_of,
     upper_bound_choice,
 )
-from rlplat.tune.space.space import Space, choice, loguniform, uniform
+from rlplat.tune.space.domains import choice
+from rlplat.tune.space.ranges import loguniform, uniform
+from rlplat.tune.space.space import Space
 from tests.tune.population import Population
 
 

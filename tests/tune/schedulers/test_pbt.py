@@ -16,18 +16,9 @@ from rlplat.tune.core.verdicts import Continue, Exploit, Pause, Resume
 from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.pbt import PBT, mutated, mutations_of
 from rlplat.tune.schedulers.registry import make_scheduler
-from rlplat.tune.space.space import (
-    Space,
-    choice,
-    grid,
-    loguniform,
-    normal,
-    qnormal,
-    quniform,
-    randint,
-    sample_from,
-    uniform,
-)
+from rlplat.tune.space.domains import choice, grid, sample_from
+from rlplat.tune.space.ranges import loguniform, normal, qnormal, quniform, randint, uniform
+from rlplat.tune.space.space import Space
 from tests.tune.population import Killed, Population
 
 LR = {"lr": loguniform(1e-4, 1.0)}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rlplat import tune
 from rlplat.errors import ConfigError
-from rlplat.tune.space.space import Space, as_yaml, is_domain
+from rlplat.tune.space.parser import as_yaml, is_domain
+from rlplat.tune.space.space import Space
 
 
 def first(name, domain):

@@ -10,7 +10,7 @@ import pytest
 
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.results.analysis import Analysis
-from rlplat.tune.space.space import normal, qnormal
+from rlplat.tune.space.ranges import normal, qnormal
 from rlplat.tune.view.pictures import draw_all
 from tests.tune.experiments import write_experiment
 
