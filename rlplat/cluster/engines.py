@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rlplat.cluster.node_process import NodeStart
-from rlplat.cluster.scaling.engine_view import Scaling
+from rlplat.cluster.scaling.decision import Scaling
 from rlplat.cluster.settings import ClusterSettings
 
 OLDEST_RAY = (2, 52)

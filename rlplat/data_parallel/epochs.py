@@ -19,7 +19,6 @@ from rlplat.data_parallel.failures import RanksLost
 from rlplat.data_parallel.group import RankGroup
 from rlplat.data_parallel.reports import Result, merged_state, merged_stats
 from rlplat.data_parallel.settings import TrainerSettings
-from rlplat.data_parallel.trainable import trainable_of
 from rlplat.errors import CheckpointError, ConfigError
 from rlplat.paths import user_path
 
@@ -233,3 +232,28 @@ def say_lost(lost: RanksLost, place: str) -> None:
 
 def say_grown(num_ranks: int, place: str) -> None:
     print(f"rlplat: room for {num_ranks} ranks; training continues from {place}", file=sys.stderr, flush=True)
+
+
+def trainable_of(trainer: Callable[..., Any], form: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:
+    """A generator function f(config, report) for `tune.run`; trainer: the class, with its arguments but the config."""
+    base = dict(settings)
+    config_of_all = dict(base.pop("config", {}))
+
+    def trial(config: dict[str, Any], report: Any) -> Iterator[Any]:
+        # A trial whose ranks are lost is tune's to repeat, from its last checkpoint.
+        own = {"seed": report.seed, **base, "max_failures": 0}
+        one = trainer(*form, config={**config_of_all, **config}, **own)
+        if one.train_loop is not None:
+            for each in one.reports(one.config, report.checkpoint, report.step):
+                yield each.metrics if each.state is None else (each.metrics, each.state)
+            return
+        with one:
+            if report.checkpoint is not None:
+                one.load_encoded(report.checkpoint)
+            while True:
+                stats = one.train()
+                if one.has_validation():
+                    stats |= one.validate()
+                yield stats, one.current_state()
+
+    return trial

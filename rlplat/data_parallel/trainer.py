@@ -18,8 +18,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rlplat.data_parallel.loop_trainer import LoopTrainer
-from rlplat.data_parallel.settings import TrainerSettings
-from rlplat.data_parallel.torch.options import TorchOptions
+from rlplat.data_parallel.settings import TorchOptions, TrainerSettings
 from rlplat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class TorchTrainer(LoopTrainer):
 
         out: a directory for checkpoints, the newest `keep`; resume: continue from the newest valid one there.
         use_fp16: precision="float16". scheduler_step_freq: "epoch", "batch", "manual" (RaySGD's).
-        num_workers, use_gpu, ...: see `TrainerSettings`; options: see `torch.options.TorchOptions`.
+        num_workers, use_gpu, ...: see `TrainerSettings`; options: see `settings.TorchOptions`.
         """
         if use_fp16:
             options.setdefault("precision", "float16")

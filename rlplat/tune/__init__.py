@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlplat.tune.results.analysis import Analysis as Analysis, load as load
     from rlplat.tune.run_experiment import run as run
     from rlplat.tune.schedulers.asha import ASHA as ASHA
-    from rlplat.tune.schedulers.fifo import FIFO as FIFO
+    from rlplat.tune.schedulers.registry import FIFO as FIFO
     from rlplat.tune.schedulers.hyperband import HyperBand as HyperBand
     from rlplat.tune.schedulers.median import MedianStopping as MedianStopping
     from rlplat.tune.schedulers.pb2 import PB2 as PB2
@@ -46,7 +46,7 @@ else:
         "results.analysis": "Analysis load",
         "run_experiment": "run",
         "schedulers.asha": "ASHA",
-        "schedulers.fifo": "FIFO",
+        "schedulers.registry": "FIFO",
         "schedulers.hyperband": "HyperBand",
         "schedulers.median": "MedianStopping",
         "schedulers.pb2": "PB2",

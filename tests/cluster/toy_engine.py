@@ -15,8 +15,7 @@ from typing import Any
 from rlplat.cluster.engines import READY, SETTINGS
 from rlplat.cluster.node_process import NodeStart
 from rlplat.cluster.scaling import autoscaler
-from rlplat.cluster.scaling.decision import Demand
-from rlplat.cluster.scaling.engine_view import EngineNode, EngineView, Scaling
+from rlplat.cluster.scaling.decision import Demand, EngineNode, EngineView, Scaling
 from rlplat.cluster.settings import ClusterSettings
 
 

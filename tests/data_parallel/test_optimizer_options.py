@@ -13,8 +13,8 @@ from torch.optim import lr_scheduler as lr
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
 
 from rlplat.data_parallel.rank import RankSettings
+from rlplat.data_parallel.settings import TorchOptions
 from rlplat.data_parallel.torch.context import Context
-from rlplat.data_parallel.torch.options import TorchOptions
 
 SETTINGS = RankSettings(
     rank=0, world_size=1, full_size=1, num_cpus=1, use_gpu=False, seed=0, hang_timeout_s=1,

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import rlplat
 from rlplat.data_parallel import TFTrainer
+from rlplat.data_parallel.epochs import trainable_of
 from rlplat.data_parallel.failures import CollectiveFailed, RanksLost
 from rlplat.data_parallel.group import RankGroup
 from rlplat.data_parallel.rank import Rank, RankSettings
@@ -25,7 +26,6 @@ from rlplat.data_parallel.tf.context import LoopData, TFContext
 from rlplat.data_parallel.tf.data import DividedData
 from rlplat.data_parallel.tf.program import TFProgram, tf_config
 from rlplat.data_parallel.tf.training import KerasTraining
-from rlplat.data_parallel.trainable import trainable_of
 from rlplat.errors import CheckpointError, ConfigError, NonFiniteError
 from tests.data_parallel import keras_loops
 from tests.data_parallel.keras_creators import NUM_SAMPLES, data_creator, model_creator

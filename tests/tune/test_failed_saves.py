@@ -30,9 +30,9 @@ from rlplat.tune.core.events import (
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
 from rlplat.tune.core.verdicts import Continue, Pause, Stop, Verdict
 from rlplat.tune.schedulers.asha import ASHA
-from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.hyperband import HyperBand
 from rlplat.tune.schedulers.pbt import PBT
+from rlplat.tune.schedulers.registry import FIFO
 from rlplat.tune.space.ranges import loguniform
 from tests.tune.core.test_experiment import Scripted, begun, kinds, make, report
 from tests.tune.population import Killed, Population

@@ -17,7 +17,7 @@ from rlplat.errors import ConfigError
 from rlplat.tune import tuner
 from rlplat.tune.core.trial import Trial
 from rlplat.tune.core.verdicts import Continue, Exploit, Verdict
-from rlplat.tune.schedulers.fifo import FIFO
+from rlplat.tune.schedulers.registry import FIFO
 from tests.patience import soon
 from tests.tune.running import lines, run, states
 

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from rlplat.cluster.engines import READY, SETTINGS, Engine, engine_of
 from rlplat.cluster.node_process import HostError, NodeProcess
-from rlplat.cluster.scaling.decision import NodeSeen, decide, why_never
-from rlplat.cluster.scaling.engine_view import EngineView
+from rlplat.cluster.scaling.decision import EngineView, NodeSeen, decide, why_never
 from rlplat.cluster.settings import ClusterSettings
 from rlplat.node_types import NodeType
 

@@ -9,8 +9,7 @@ from ray._raylet import GcsClient
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from ray.core.generated import autoscaler_pb2 as ray_messages
 
-from rlplat.cluster.scaling.decision import Demand
-from rlplat.cluster.scaling.engine_view import EngineNode, EngineView
+from rlplat.cluster.scaling.decision import Demand, EngineNode, EngineView
 
 _HEAD = "node:__internal_head__"
 

@@ -25,12 +25,12 @@ from torch.utils.data import DataLoader
 
 from rlplat.data_parallel.loop_context import LoopContext
 from rlplat.data_parallel.rank import RankSettings, Reporting
+from rlplat.data_parallel.settings import TorchOptions
 from rlplat.data_parallel.shards import ShardedBatch
 from rlplat.data_parallel.torch.loader import ShardedLoader
 from rlplat.data_parallel.torch.models import PreparedModel
 from rlplat.data_parallel.torch.optimizer import PreparedOptimizer
 from rlplat.data_parallel.torch.optimizer_options import Options, options_of, restore_schedule, take_changed
-from rlplat.data_parallel.torch.options import TorchOptions
 from rlplat.data_parallel.torch.states import (
     decode,
     encode,

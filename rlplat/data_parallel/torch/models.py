@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from rlplat.data_parallel.torch.options import TorchOptions
+from rlplat.data_parallel.settings import TorchOptions
 from rlplat.data_parallel.torch.states import decode, encode
 from rlplat.errors import CheckpointError, ConfigError
 

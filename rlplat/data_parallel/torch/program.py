@@ -11,10 +11,10 @@ import torch._dynamo  # by the first step of an optimizer anyway, then in each r
 import torch.distributed as dist
 
 from rlplat.data_parallel.rank import RankProgram, RankSettings, Reporting
+from rlplat.data_parallel.settings import TorchOptions
 from rlplat.data_parallel.torch import process_group
 from rlplat.data_parallel.torch.context import Context
 from rlplat.data_parallel.torch.operator import Creators, TrainingOperator
-from rlplat.data_parallel.torch.options import TorchOptions
 from rlplat.data_parallel.torch.states import seed_everything
 from rlplat.errors import ConfigError
 

@@ -15,7 +15,7 @@ from rlplat.errors import ConfigError
 from rlplat.tune.core.verdicts import TrialScheduler
 
 SCHEDULERS = {
-    "fifo": "rlplat.tune.schedulers.fifo:FIFO",
+    "fifo": "rlplat.tune.schedulers.registry:FIFO",
     "median": "rlplat.tune.schedulers.median:MedianStopping",
     "asha": "rlplat.tune.schedulers.asha:ASHA",
     "hyperband": "rlplat.tune.schedulers.hyperband:HyperBand",
@@ -84,3 +84,12 @@ def _checked_object(scheduler: Any) -> TrialScheduler:
         )
     found: TrialScheduler = scheduler
     return found
+
+
+class FIFO(TrialScheduler):
+    """Every trial runs to its end."""
+
+    name = "fifo"
+
+    def __init__(self, unit: str = "step") -> None:
+        self.unit = unit

@@ -222,10 +222,10 @@ def encode(value: Any, files: list[Path]) -> Any:
         files.append(value)
         return {_PATH: len(files) - 1}
     if "torch" in sys.modules and type(value).__module__.startswith("torch"):
-        from rlplat.data_parallel.torch import tensor_arrays
+        from rlplat.data_parallel.torch import states
 
-        if tensor_arrays.is_tensor(value):
-            return {_TENSOR: list(tensor_arrays.to_array(value))}
+        if states.is_tensor(value):
+            return {_TENSOR: list(states.to_array(value))}
     return value
 
 
@@ -233,9 +233,9 @@ def decode(value: Any, files: list[Path]) -> Any:
     if isinstance(value, dict):
         kind = next(iter(value)) if len(value) == 1 else None
         if kind == _TENSOR:
-            from rlplat.data_parallel.torch import tensor_arrays
+            from rlplat.data_parallel.torch import states
 
-            return tensor_arrays.from_array(*value[_TENSOR])
+            return states.from_array(*value[_TENSOR])
         if kind == _PATH:
             return files[value[_PATH]]
         inside = value[_ESCAPED] if kind == _ESCAPED else value

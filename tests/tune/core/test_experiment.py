@@ -34,7 +34,7 @@ from rlplat.tune.core.events import (
 from rlplat.tune.core.experiment import Experiment
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
 from rlplat.tune.core.verdicts import Continue, Due, Exploit, Pause, Resume, Stop, Verdict
-from rlplat.tune.schedulers.fifo import FIFO
+from rlplat.tune.schedulers.registry import FIFO
 from rlplat.tune.search.search import Suggestion
 from rlplat.tune.settings.spec import ExperimentSpec
 

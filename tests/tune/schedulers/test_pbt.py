@@ -13,9 +13,8 @@ from rlplat.errors import ConfigError
 from rlplat.tune.core.exploits import lineage
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
 from rlplat.tune.core.verdicts import Continue, Exploit, Pause, Resume
-from rlplat.tune.schedulers.fifo import FIFO
 from rlplat.tune.schedulers.pbt import PBT, mutated, mutations_of
-from rlplat.tune.schedulers.registry import make_scheduler
+from rlplat.tune.schedulers.registry import FIFO, make_scheduler
 from rlplat.tune.space.domains import choice, grid, sample_from
 from rlplat.tune.space.ranges import loguniform, normal, qnormal, quniform, randint, uniform
 from rlplat.tune.space.space import Space

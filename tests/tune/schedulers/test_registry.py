@@ -5,8 +5,7 @@ import pytest
 from rlplat.errors import ConfigError
 from rlplat.tune.core.verdicts import Continue, Stop
 from rlplat.tune.schedulers import registry
-from rlplat.tune.schedulers.fifo import FIFO
-from rlplat.tune.schedulers.registry import make_scheduler
+from rlplat.tune.schedulers.registry import FIFO, make_scheduler
 from tests.tune.scheduler_play import Play
 
 

@@ -18,7 +18,7 @@ import rlplat
 from rlplat.errors import ConfigError
 from rlplat.tune.core.trial import Trial
 from rlplat.tune.core.verdicts import Continue, Exploit, Stop, Verdict
-from rlplat.tune.schedulers.fifo import FIFO
+from rlplat.tune.schedulers.registry import FIFO
 from rlplat.tune.trials import checkpoints
 from rlplat.tune.trials.checkpoints import copy_checkpoint
 from tests.tune.running import run, states
