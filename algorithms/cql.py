@@ -29,20 +29,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from rlplat.algorithms.sac import SAC, SACConfig, TorchSAC
-from rlplat.rl.interfaces import Policy, UpdateReport
+from rlplat.algorithms.sac import SAC, SACConfig, SACLearner
+from rlplat.rl.interfaces import UpdateReport
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.obs_tree import take_obs
-from rlplat.rl.off_policy.learner import CHUNK, TransitionLearner
-from rlplat.rl.off_policy.ring import bounded_actor
 from rlplat.rl.offline.dataset import read_episodes
 from rlplat.rl.offline.episodes import RecordedTransitions
 from rlplat.rl.offline.ring import NOT_SAMPLED, DataConfig, DataRing, Epochs
-from rlplat.rl.policies.bounded_actor import ActorSpec, require_bounded
+from rlplat.rl.policies.bounded_actor import require_bounded
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import SpaceSpec
+from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Coefficient, Count
 
@@ -99,41 +96,12 @@ def log_sum_exp_q(q_uniform: Tensor, q_policy: Tensor, log_probs: Tensor, num_ac
     return torch.logsumexp(terms, dim=1) - math.log(2 * num_samples)
 
 
-class TorchCQL(TorchSAC):
-    """SAC's networks, optimizers and losses, with conservative critics."""
+class CQLLearner(SACLearner):
+    """An actor: reads the data, makes `updates_per_round` gradient steps at a time, publishes the weights. SAC's
+    networks, optimizers and losses, with conservative critics."""
 
-    def __init__(self, config: CQLConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
-        super().__init__(config, spec, seed)
-        self._coef, self._num_samples = config.conservative_coef, config.num_sampled_actions
-
-    def critic_objective(
-        self, batch: Transitions, q: Tensor, targets: Tensor
-    ) -> tuple[Tensor, dict[str, float]]:
-        import torch
-
-        from rlplat.rl.torch.continuous_control import squashed_sample
-
-        loss, figures = super().critic_objective(batch, q, targets)
-        nets, K, (N, A) = self.trainee, self._num_samples, batch.actions.shape
-        with torch.no_grad():
-            outputs = nets.actor(batch.features).repeat(K, 1)
-            noise = nets.noise(batch.actions.repeat(2 * K, 1))
-            uniform = torch.erf(noise[: K * N] * math.sqrt(0.5))  # twice the cumulative distribution, less 1
-            actions, log_probs = squashed_sample(outputs, noise[K * N :])
-        sampled = nets.critics(batch.features.repeat(2 * K, 1), torch.cat([uniform, actions]))
-        q_uniform, q_policy = sampled.view(2, 2, K, N).unbind(1)
-        gap = (self.log_sum_exp_q(q_uniform, q_policy, log_probs.view(K, N), A) - q).mean(dim=1).sum()
-        return loss + self._coef * gap, figures | {"conservative_gap": float(gap.detach())}
-
-    def log_sum_exp_q(
-        self, q_uniform: Tensor, q_policy: Tensor, log_probs: Tensor, num_actions: int
-    ) -> Tensor:
-        """The function above; a subclass may write another."""
-        return log_sum_exp_q(q_uniform, q_policy, log_probs, num_actions)
-
-
-class CQLLearner(TransitionLearner):
-    """An actor: reads the data, makes `updates_per_round` gradient steps at a time, publishes the weights."""
+    config: CQLConfig
+    acts_from_start = True
 
     def __init__(
         self,
@@ -142,25 +110,20 @@ class CQLLearner(TransitionLearner):
         spec: PolicySpec,
         parameter_server: ActorHandle,
     ) -> None:
-        config: CQLConfig = computation.config_class.model_validate(settings)
-        network_seed, order_seed = seed_sequences(config.seed, "learner")
-        super().__init__(computation, config, spec, parameter_server, network_seed)
-        episodes = read_episodes(config.data)
-        self._data = RecordedTransitions(episodes, config.discount)
-        self._epochs, self._num_updates = Epochs(len(self._data), order_seed), config.updates_per_round
-        if config.normalize_observations:
+        super().__init__(computation, settings, spec, parameter_server)
+        episodes = read_episodes(self.config.data)
+        self._data = RecordedTransitions(episodes, self.config.discount)
+        self._epochs = Epochs(len(self._data), self.seeds[1])
+        self._num_drawn = 0
+        if self.config.normalize_observations:
             obs = take_obs(episodes.obs, episodes.obs_rows())
             self.obs_statistics.update(obs, np.ones(len(self._data), np.bool_))
-        self.publish()
 
     def update(self, *batches: Any) -> UpdateReport:
         """One round; publishes version + 1."""
-        started, batch_size = perf_counter(), self.config.batch_size
-        trained: list[dict[str, float]] = []
-        env_steps = self._num_updates * batch_size
-        for start in range(0, env_steps, CHUNK * batch_size):
-            count = min(CHUNK * batch_size, env_steps - start)
-            trained += self.train(self._data.take(self._epochs.rows(self.env_steps + start, count)))
+        started, self._num_drawn = perf_counter(), self.env_steps
+        trained = self.learn(self.config.updates_per_round)
+        env_steps = self.config.updates_per_round * self.config.batch_size
         self.env_steps += env_steps
         learnt = perf_counter()
         self.publish_next()
@@ -171,6 +134,37 @@ class CQLLearner(TransitionLearner):
         }
         return UpdateReport(env_steps, [], metrics)
 
+    def draw(self, size: int) -> Minibatch:
+        """Of the data, in the order of the epochs."""
+        rows = self._epochs.rows(self._num_drawn, size)
+        self._num_drawn += size
+        return self._data.take(rows)
+
+    def critic_objective(
+        self, batch: Transitions, q: Tensor, targets: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
+        """SAC's, and equation 4's term that presses the values of all actions down and lifts the recorded ones."""
+        import torch
+
+        from rlplat.rl.torch.continuous_control import squashed_sample
+
+        loss, figures = super().critic_objective(batch, q, targets)
+        nets, K, (N, A) = self.trainee, self.config.num_sampled_actions, batch.actions.shape
+        with torch.no_grad():
+            outputs = nets.actor(batch.features).repeat(K, 1)
+            noise = nets.noise(batch.actions.repeat(2 * K, 1))
+            uniform = torch.erf(noise[: K * N] * math.sqrt(0.5))  # twice the cumulative distribution, less 1
+            actions, log_probs = squashed_sample(outputs, noise[K * N :])
+        sampled = nets.critics(batch.features.repeat(2 * K, 1), torch.cat([uniform, actions]))
+        q_uniform, q_policy = sampled.view(2, 2, K, N).unbind(1)
+        gap = (self.log_sum_exp_q(q_uniform, q_policy, log_probs.view(K, N), A) - q).mean(dim=1).sum()
+        loss = loss + self.config.conservative_coef * gap
+        return loss, figures | {"conservative_gap": float(gap.detach())}
+
+    def log_sum_exp_q(self, *columns: Any) -> Tensor:
+        """The function above; a subclass may write another."""
+        return log_sum_exp_q(*columns)
+
 
 class CQL(DataRing[CQLConfig]):
     """with CQL(CQLConfig(data="data/pendulum", seed=1)) as cql:
@@ -179,14 +173,10 @@ class CQL(DataRing[CQLConfig]):
     """
 
     name, config_class, learner_class = "cql", CQLConfig, CQLLearner
-    nets, losses = {"torch": TorchCQL}, (*SAC.losses, "log_sum_exp_q")
+    losses = (*SAC.losses, "log_sum_exp_q")
+    make_policy = SAC.make_policy
 
     def check_spaces(self) -> None:
         require_bounded(self.spaces, self.config.env, self.name)
         if self.config.normalize_observations:
             require_normalizable(self.spaces.obs)
-
-    @staticmethod
-    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
-        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        return bounded_actor(settings, spaces, seed, actor=ActorSpec("squashed_gaussian"))

@@ -30,22 +30,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, Unpack
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlplat.algorithms.sac import SAC, SACConfig, TorchSAC
+from rlplat.algorithms.sac import SAC, SACConfig, SACLearner
 from rlplat.errors import UsageError
 from rlplat.rl.algorithm_config import Width
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import non_finite_error
 from rlplat.rl.obs_tree import flat_features
-from rlplat.rl.off_policy.learner import ReplayLearner
 from rlplat.rl.off_policy.model_rollouts import ModelReplay, branched_rollouts, mixed
-from rlplat.rl.off_policy.ring import ReplayRing
-from rlplat.rl.policies.bounded_actor import ActionScale, ActorSpec
+from rlplat.rl.policies.bounded_actor import ActionScale
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import Minibatch, ReplayBuffer, ReplayShape
 from rlplat.rl.schedules import Schedule
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Coefficient, Count, Section, Share, Within
 
@@ -123,46 +121,15 @@ def rollout_steps(length: float) -> int:
     return int(length + 1e-9)
 
 
-class TorchMBPO(TorchSAC):
-    """SAC's networks, and the model."""
-
-    saved = {"model": "model"}
-
-    def __init__(self, config: MBPOConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
-        from rlplat.rl.torch.ensemble import DynamicsEnsemble
-
-        super().__init__(config, spec, seed)
-        assert isinstance(spec.obs, ObsSpec)
-        self.model = DynamicsEnsemble(
-            config.model, spec.obs.flat_size, spec.action.flat_size, self.trainee.device, seed.spawn(1)[0]
-        )
-        self._scale = ActionScale(spec)
-
-    def act(self, features: Array) -> Array:
-        """features: float32[N, F] -> actions of the policy, sampled, in the environment's units, float32[N, A]."""
-        import torch
-
-        from rlplat.rl.torch.continuous_control import squashed_sample
-        from rlplat.rl.torch.tensor_rows import tensor_on
-
-        nets = self.trainee
-        with torch.no_grad():
-            outputs = nets.actor(tensor_on(nets.device, features))
-            actions, _ = squashed_sample(outputs, nets.noise(outputs.chunk(2, dim=-1)[0]))
-        return self._scale.to_environment(actions.cpu().numpy())
-
-
 NO_ROLLOUTS = {"learner/model_dropped": 0.0, "time/model_train_s": 0.0, "time/model_rollout_s": 0.0}
 """Metrics of a round before anything was done with the model."""
 
 
-class MBPOLearner(ReplayLearner):
+class MBPOLearner(SACLearner):
     """An actor: the replay, the model, the model's replay, and SAC that learns from both."""
 
-    saved = {"fitted_at": "_fitted_at", "model_figures": "_model_figures"}
-
+    saved = {"model": "model", "fitted_at": "_fitted_at", "model_figures": "_model_figures"}
     config: MBPOConfig
-    trainee: TorchMBPO
 
     def __init__(
         self,
@@ -170,17 +137,23 @@ class MBPOLearner(ReplayLearner):
         settings: dict[str, Any],
         spec: PolicySpec,
         parameter_server: ActorHandle,
-        replay: ReplayShape,
+        replay: ReplayShape | None = None,
     ) -> None:
+        from rlplat.rl.torch.ensemble import DynamicsEnsemble
+
         super().__init__(computation, settings, spec, parameter_server, replay)
         config = self.config
         assert isinstance(spec.obs, ObsSpec)
+        num_obs, num_actions = spec.obs.flat_size, spec.action.flat_size
+        seed = self.network_seed.spawn(1)[0]
+        self.model = DynamicsEnsemble(config.model, num_obs, num_actions, self.trainee.device, seed)
+        self._scale = ActionScale(spec)
         self._obs_shape = spec.obs.shape
         self._num_real = round(config.real_share * config.batch_size)  # of each minibatch
         self._imagined = ModelReplay(
             config.model_replay_capacity,
-            spec.obs.flat_size,
-            spec.action.flat_size,
+            num_obs,
+            num_actions,
             config.discount,
             seed_sequences(config.seed, "learner", index=1)[0],  # 0: networks, and the replay
         )
@@ -189,14 +162,14 @@ class MBPOLearner(ReplayLearner):
         self._model_figures: dict[str, float] = {}
         self._round = dict(NO_ROLLOUTS)
 
-    def learn(self, due: int) -> list[dict[str, float]]:
+    def learn(self, num_updates: int) -> list[dict[str, float]]:
         """Train the model where that is due, then make the gradient steps of a round."""
         self._round = dict(NO_ROLLOUTS)
         last, period = self._fitted_at, self.config.model_period
         is_old = last is None or self.env_steps - last >= period
-        if due and is_old and self._num_real < self.config.batch_size:
+        if num_updates and is_old and self._num_real < self.config.batch_size:
             self._fit_model()
-        return super().learn(due)
+        return super().learn(num_updates)
 
     def draw(self, size: int) -> Minibatch:
         """Of the replay and, after rollouts of the present policy, of the model's."""
@@ -208,9 +181,7 @@ class MBPOLearner(ReplayLearner):
         started = perf_counter()
         starts = super().draw(num_batches * config.model_rollouts_per_update)
         steps = rollout_steps(self.value(config.model_rollout_length))
-        imagined, num_dropped = branched_rollouts(
-            self.trainee.model.predict, self._act, _flat(starts.obs), steps
-        )
+        imagined, num_dropped = branched_rollouts(self.model.predict, self._act, _flat(starts.obs), steps)
         self._imagined.add(imagined)
         self._round["learner/model_dropped"] += num_dropped
         self._round["time/model_rollout_s"] += perf_counter() - started
@@ -224,9 +195,9 @@ class MBPOLearner(ReplayLearner):
 
     def _fit_model(self) -> None:
         """On everything that is in the replay."""
-        started, replay = perf_counter(), self.replay.buffer
-        assert isinstance(replay, ReplayBuffer)
-        data = replay.everything()
+        started = perf_counter()
+        assert self.replay is not None and isinstance(self.replay.buffer, ReplayBuffer)
+        data = self.replay.buffer.everything()
         columns = {
             "obs": _flat(data.obs),
             "actions": data.actions.reshape(len(data.rows), -1),
@@ -240,7 +211,7 @@ class MBPOLearner(ReplayLearner):
                 return
             columns = {name: column[is_finite] for name, column in columns.items()}
         obs, actions, rewards, next_obs, terminated = columns.values()
-        figures = self.trainee.model.fit(obs, actions, rewards[:, 0], next_obs, terminated[:, 0])
+        figures = self.model.fit(obs, actions, rewards[:, 0], next_obs, terminated[:, 0])
         if figures["skipped_minibatches"] and self.config.non_finite == "stop":
             raise non_finite_error(
                 columns=columns,
@@ -255,9 +226,17 @@ class MBPOLearner(ReplayLearner):
         self._round["time/model_train_s"] = perf_counter() - started
 
     def _act(self, obs: Array) -> Array:
-        """obs: float32[N, D] -> actions of the present policy, float32[N, A]."""
-        normalized = self.obs_statistics.normalize(self._shaped(obs))
-        return self.trainee.act(flat_features(normalized, self.spec.obs))
+        """obs: float32[N, D] -> actions of the present policy, sampled, in the environment's units, float32[N, A]."""
+        import torch
+
+        from rlplat.rl.torch.continuous_control import squashed_sample
+        from rlplat.rl.torch.tensor_rows import tensor_on
+
+        nets, normalized = self.trainee, self.obs_statistics.normalize(self._shaped(obs))
+        with torch.no_grad():
+            outputs = nets.actor(tensor_on(nets.device, flat_features(normalized, self.spec.obs)))
+            actions, _ = squashed_sample(outputs, nets.noise(outputs.chunk(2, dim=-1)[0]))
+        return self._scale.to_environment(actions.cpu().numpy())
 
     def _shaped(self, obs: Obs) -> Array:
         """[N, D] -> as the environment gives them."""
@@ -294,8 +273,8 @@ def _flat(obs: Obs) -> Array:
     return obs.reshape(len(obs), -1).astype(np.float32, copy=False)
 
 
-class MBPO(ReplayRing[MBPOConfig]):
-    """The ring, which `step()` turns once.
+class MBPO(SAC):
+    """SAC's ring, with another learner.
 
     with MBPO(MBPOConfig(env="Pendulum-v1", seed=1)) as mbpo:
         while (result := mbpo.step()).env_steps < 3_000:
@@ -303,19 +282,15 @@ class MBPO(ReplayRing[MBPOConfig]):
     """
 
     name, config_class, learner_class = "mbpo", MBPOConfig, MBPOLearner
-    nets, losses = {"torch": TorchMBPO}, SAC.losses
 
-    @staticmethod
-    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
-        return ActorSpec("squashed_gaussian")
-
-    def check_spaces(self) -> None:
-        obs, env = self.spaces.obs, self.config.env
-        if not isinstance(obs, ObsSpec) or obs.kind != "vector":
+    def preflight(self) -> SpaceSpec:
+        spaces, env = super().preflight(), self.config.env
+        if not isinstance(spaces.obs, ObsSpec) or spaces.obs.kind != "vector":
             raise UsageError(
-                f"MBPO predicts observations that are one vector (Box), but {env} has {_listed(obs)}; use SAC: rlplat "
-                f"train --algo sac --env {shlex.quote(env)}"
+                f"MBPO predicts observations that are one vector (Box), but {env} has {_listed(spaces.obs)}; use SAC: "
+                f"rlplat train --algo sac --env {shlex.quote(env)}"
             )
+        return spaces
 
 
 def _listed(obs: ObsSpec | dict[str, ObsSpec]) -> str:

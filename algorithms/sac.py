@@ -11,6 +11,17 @@ gradient step trains, on one minibatch from the replay:
     alpha     -log alpha * (log pi(a|s) + target_entropy)
     targets   Q_target = (1 - tau) * Q_target + tau * Q
 
+Before this file, and after it (rlplat/rl/...):
+
+    sampling/rollout_worker.py         steps environments, records a TransitionBatch of `rollout_length` steps of each
+    policies/bounded_actor.py          acts: the actor in numpy; uniform actions before `learning_starts`
+    sampling/worker_group.py           the workers: asks all, replaces one that died
+    off_policy/learner.py              a round: batches into the replay, `learn` here, publish; how many steps are due
+    replay/step_store.py, buffer.py    keep steps, sum up n-step returns, draw minibatches; hindsight.py: other goals
+    torch/continuous_control.py        actor, critics, targets, their optimizers, noise; squashed_sample
+    learning/parameter_server.py       holds the newest weights for workers and evaluations
+    run/algorithm.py, training_loop.py what all algorithms do; metrics, checkpoints, evaluation around `step`
+
 Different from the paper:
 
 - an episode that was cut off (time limit) bootstraps from its last observation; termination alone cuts;
@@ -22,25 +33,30 @@ Different from the paper:
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
 
+from rlplat.rl.interfaces import Result
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.numpy_learning import Adam
-from rlplat.rl.off_policy.learner import OffPolicyConfig
-from rlplat.rl.off_policy.ring import ReplayRing
+from rlplat.rl.off_policy.learner import ContinuousLearner, OffPolicyConfig
+from rlplat.rl.off_policy.ring import ContinuousControl, bounded_actor, replay_shape
 from rlplat.rl.policies.bounded_actor import ActorSpec
-from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.saved import Saved
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.replay.buffer import ReplayShape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import SACSettings
     from rlplat.rl.torch.continuous_control import Transitions
 
 Auto = Literal["auto"]
+GAUSSIAN = ActorSpec("squashed_gaussian")
 
 
 class SACConfig(OffPolicyConfig):
@@ -109,29 +125,39 @@ class EntropyCoefficient:
             self._log["log_alpha"] = np.array(state["log_alpha"], np.float32)
 
 
-class TorchSAC(Saved):
-    """Networks, optimizers and losses on torch."""
+class SACLearner(ContinuousLearner[SACConfig]):
+    """An actor: keeps the replay and the networks, makes the gradient steps that are due, publishes the policy."""
 
-    saved = {"**": "trainee", "alpha": "alpha"}
+    saved = {"alpha": "alpha"}
 
-    def __init__(self, config: SACConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
+    def __init__(
+        self,
+        computation: Computation,
+        settings: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+        replay: ReplayShape | None = None,
+    ) -> None:
         from rlplat.rl.torch.continuous_control import ActorAndCritics
 
-        self.config, self.trainee = (
-            config,
-            ActorAndCritics(config, spec, ActorSpec("squashed_gaussian"), seed),
-        )
-        self.alpha = EntropyCoefficient(config, spec.action.flat_size)
-        self.minibatches, self.weights = self.trainee.minibatches, self.trainee.weights
-        self.non_finite_gradients = self.trainee.non_finite_gradients
+        super().__init__(computation, settings, spec, parameter_server, replay)
+        self.trainee = ActorAndCritics(self.config, spec, GAUSSIAN, self.network_seed)
+        self.alpha = EntropyCoefficient(self.config, spec.action.flat_size)
+        computation.replace_losses(self)
 
-    def train(self, batch: Transitions, learning_rate: float) -> dict[str, float]:
-        """One gradient step of critics, actor and alpha."""
+    def learn(self, num_updates: int) -> list[dict[str, float]]:
+        """Algorithm 1, "for each gradient step": on minibatches drawn from the replay, uniformly."""
+        return [self.count(batch, self.train(batch)) for batch in self.minibatches(num_updates)]
+
+    def train(self, batch: Transitions) -> dict[str, float]:
+        """One gradient step -> its figures."""
         import torch
 
-        from rlplat.rl.torch.continuous_control import squashed_sample
+        from rlplat.rl.torch.continuous_control import fixed, squashed_sample
 
-        nets, alpha = self.trainee, self.alpha.value
+        nets, alpha, learning_rate = self.trainee, self.alpha.value, self.value(self.config.learning_rate)
+
+        # theta_i <- theta_i - lambda_Q grad J_Q(theta_i)
         with torch.no_grad():
             next_outputs = nets.actor(batch.next_features)
             next_actions, next_log_probs = squashed_sample(next_outputs, nets.noise(batch.actions))
@@ -144,12 +170,18 @@ class TorchSAC(Saved):
         if not math.isfinite(norm):
             return figures
 
+        # phi <- phi - lambda_pi grad J_pi(phi)
         actions, log_probs = squashed_sample(nets.actor(batch.features), nets.noise(batch.actions))
-        loss = self.actor_loss(nets.fixed_critics(batch.features, actions), log_probs, alpha)
+        with fixed(nets.critics):
+            loss = self.actor_loss(nets.critics(batch.features, actions), log_probs, alpha)
         actor_norm = nets.descend_actor(loss, learning_rate)
+
+        # alpha <- alpha - lambda grad J(alpha)
         mean_log_prob = float(log_probs.detach().mean())
         if math.isfinite(actor_norm):
             self.alpha.descend(mean_log_prob, learning_rate)
+
+        # theta_target_i <- tau theta_i + (1 - tau) theta_target_i
         nets.update_targets()
         return figures | {
             "actor_loss": float(loss.detach()),
@@ -167,19 +199,17 @@ class TorchSAC(Saved):
 
     # The functions above; a subclass may write others, with `self.trainee` and `self.config` at hand.
 
-    def soft_targets(
-        self, returns: Tensor, discounts: Tensor, next_q: Tensor, next_log_probs: Tensor, alpha: float
-    ) -> Tensor:
-        return soft_targets(returns, discounts, next_q, next_log_probs, alpha)
+    def soft_targets(self, *columns: Any) -> Tensor:
+        return soft_targets(*columns)
 
     def critic_loss(self, q: Tensor, targets: Tensor) -> Tensor:
         return critic_loss(q, targets)
 
-    def actor_loss(self, q: Tensor, log_probs: Tensor, alpha: float) -> Tensor:
-        return actor_loss(q, log_probs, alpha)
+    def actor_loss(self, *columns: Any) -> Tensor:
+        return actor_loss(*columns)
 
 
-class SAC(ReplayRing[SACConfig]):
+class SAC(ContinuousControl[SACConfig]):
     """The ring, which `step()` turns once.
 
     with SAC(SACConfig(env="Pendulum-v1", seed=1)) as sac:
@@ -187,9 +217,21 @@ class SAC(ReplayRing[SACConfig]):
             print(result.env_steps, result.episode_return_mean)
     """
 
-    name, config_class, nets = "sac", SACConfig, {"torch": TorchSAC}
+    name, config_class, learner_class = "sac", SACConfig, SACLearner
     losses = ("soft_targets", "critic_loss", "actor_loss")
+    make_policy = staticmethod(partial(bounded_actor, actor=GAUSSIAN))
 
-    @staticmethod
-    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
-        return ActorSpec("squashed_gaussian")
+    def setup(self) -> None:
+        """Learner and rollout workers; returns when the first weights are published."""
+        settings, self.spaces = self.config.model_dump(), self.preflight()
+        spec = policy_spec(settings["policy"], self.spaces)
+        self.learners = self.start_learners(settings, spec, replay_shape(self.config))
+        self.workers = self.start_rollout_workers(settings, self.make_policy)
+        self.learners.wait_until_ready()
+
+    def step(self) -> Result:
+        """One round: every worker samples, the learner learns and publishes."""
+        self.require_open()
+        batches = self.workers.sample(*self.learners.latest())
+        report = self.workers.deliver(batches, self.learners.update)
+        return self.result(report, self.workers.metrics())

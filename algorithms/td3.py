@@ -14,6 +14,17 @@ the targets:
 
 DDPG (Lillicrap et al. 2016) but for its single critic: policy_delay=1 target_noise=0.
 
+Before this file, and after it (rlplat/rl/...):
+
+    sampling/rollout_worker.py         steps environments, records a TransitionBatch of `rollout_length` steps of each
+    policies/bounded_actor.py          acts: the actor in numpy, with noise; uniform actions before `learning_starts`
+    sampling/worker_group.py           the workers: asks all, replaces one that died
+    off_policy/learner.py              a round: batches into the replay, `learn` here, publish; how many steps are due
+    replay/step_store.py, buffer.py    keep steps, sum up n-step returns, draw minibatches; hindsight.py: other goals
+    torch/continuous_control.py        actor, critics, their targets and optimizers, noise
+    learning/parameter_server.py       holds the newest weights for workers and evaluations
+    run/algorithm.py, training_loop.py what all algorithms do; metrics, checkpoints, evaluation around `step`
+
 Different from the paper:
 
 - an episode that was cut off (time limit) bootstraps from its last observation; termination alone cuts;
@@ -30,16 +41,20 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from pydantic import Field
 
-from rlplat.rl.off_policy.learner import OffPolicyConfig
-from rlplat.rl.off_policy.ring import ReplayRing
+from rlplat.rl.interfaces import Policy, Result
+from rlplat.rl.learning.backend import Computation
+from rlplat.rl.off_policy.learner import ContinuousLearner, OffPolicyConfig
+from rlplat.rl.off_policy.ring import ContinuousControl, bounded_actor, replay_shape
 from rlplat.rl.policies.bounded_actor import ActorSpec
-from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.saved import Saved
+from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.replay.buffer import ReplayShape
+from rlplat.rl.spaces import SpaceSpec
 from rlplat.section import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import TD3Settings
     from rlplat.rl.torch.continuous_control import Transitions
 
@@ -83,27 +98,43 @@ def clipped_targets(returns: Tensor, discounts: Tensor, next_q: Tensor) -> Tenso
     return returns + discounts * next_q[0].minimum(next_q[1])
 
 
-class TorchTD3(Saved):
-    """Networks, optimizers and losses on torch."""
+def actor_spec(config: TD3Config) -> ActorSpec:
+    return ActorSpec("deterministic", config.exploration_noise)
 
-    saved = {"**": "trainee", "target_actor": "target_actor", "delayed": "_updates"}
 
-    def __init__(self, config: TD3Config, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
+class TD3Learner(ContinuousLearner[TD3Config]):
+    """An actor: keeps the replay and the networks, makes the gradient steps that are due, publishes the policy."""
+
+    saved = {"target_actor": "target_actor"}
+
+    def __init__(
+        self,
+        computation: Computation,
+        settings: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+        replay: ReplayShape | None = None,
+    ) -> None:
         from rlplat.rl.torch.continuous_control import ActorAndCritics
 
-        self.config, self.trainee = config, ActorAndCritics(config, spec, actor_spec(config), seed)
+        super().__init__(computation, settings, spec, parameter_server, replay)
+        self.trainee = ActorAndCritics(self.config, spec, actor_spec(self.config), self.network_seed)
         self.target_actor = copy.deepcopy(self.trainee.actor).requires_grad_(False)
-        self.minibatches, self.weights = self.trainee.minibatches, self.trainee.weights
-        self.non_finite_gradients = self.trainee.non_finite_gradients
-        self._updates = 0
+        computation.replace_losses(self)
 
-    def train(self, batch: Transitions, learning_rate: float) -> dict[str, float]:
-        """One gradient step of the critics, and where it is due, of actor and targets."""
+    def learn(self, num_updates: int) -> list[dict[str, float]]:
+        """Algorithm 1, the gradient steps of a round: "sample mini-batch of N transitions from B", uniformly."""
+        return [self.count(batch, self.train(batch)) for batch in self.minibatches(num_updates)]
+
+    def train(self, batch: Transitions) -> dict[str, float]:
+        """One gradient step of the critics, and where it is due, of actor and targets -> its figures."""
         import torch
 
-        from rlplat.rl.torch.continuous_control import polyak
+        from rlplat.rl.torch.continuous_control import fixed, polyak
 
-        nets, config = self.trainee, self.config
+        nets, config, learning_rate = self.trainee, self.config, self.value(self.config.learning_rate)
+
+        # a~ <- pi_phi'(s') + epsilon;  y <- r + gamma min_i Q_theta'_i(s', a~)
         with torch.no_grad():
             outputs, noise = self.target_actor(batch.next_features), nets.noise(batch.actions)
             next_actions = self.smoothed_actions(
@@ -111,6 +142,8 @@ class TorchTD3(Saved):
             )
             next_q = nets.target_critics(batch.next_features, next_actions)
             targets = self.clipped_targets(batch.returns, batch.discounts, next_q)
+
+        # update critics: theta_i <- argmin sum (y - Q_theta_i(s, a))^2 / N
         q = nets.critics(batch.features, batch.actions)
         loss = self.critic_loss(q, targets)
         norm = nets.descend_critics(loss, learning_rate)
@@ -119,25 +152,29 @@ class TorchTD3(Saved):
             "q_mean": float(q.detach().mean()),
             "gradient_norm": norm,
         }
-        if not math.isfinite(norm):
+
+        # if t mod d
+        if not math.isfinite(norm) or (self.updates + 1) % config.policy_delay:
             return figures
-        self._updates += 1
-        if self._updates % config.policy_delay == 0:
-            actions = nets.actor(batch.features).tanh()
-            loss = self.actor_loss(nets.fixed_critics.first(torch.cat([batch.features, actions], dim=-1)))
-            figures["gradient_norm"] = math.hypot(norm, nets.descend_actor(loss, learning_rate))
-            figures["actor_loss"] = float(loss.detach())
-            nets.update_targets()
-            polyak(self.target_actor, nets.actor, config.target_tau)
-        return figures
+
+        # update phi by the deterministic policy gradient
+        actions = nets.actor(batch.features).tanh()
+        with fixed(nets.critics):
+            loss = self.actor_loss(nets.critics.first(torch.cat([batch.features, actions], dim=-1)))
+        actor_norm = nets.descend_actor(loss, learning_rate)
+
+        # theta'_i <- tau theta_i + (1 - tau) theta'_i;  phi' <- tau phi + (1 - tau) phi'
+        nets.update_targets()
+        polyak(self.target_actor, nets.actor, config.target_tau)
+        return figures | {"actor_loss": float(loss.detach()), "gradient_norm": math.hypot(norm, actor_norm)}
 
     # The functions above; a subclass may write others, with `self.trainee` and `self.config` at hand.
 
     def smoothed_actions(self, outputs: Tensor, noise: Tensor, *, std: float, clip: float) -> Tensor:
         return smoothed_actions(outputs, noise, std=std, clip=clip)
 
-    def clipped_targets(self, returns: Tensor, discounts: Tensor, next_q: Tensor) -> Tensor:
-        return clipped_targets(returns, discounts, next_q)
+    def clipped_targets(self, *columns: Tensor) -> Tensor:
+        return clipped_targets(*columns)
 
     def critic_loss(self, q: Tensor, targets: Tensor) -> Tensor:
         return critic_loss(q, targets)
@@ -146,11 +183,7 @@ class TorchTD3(Saved):
         return actor_loss(q)
 
 
-def actor_spec(config: TD3Config) -> ActorSpec:
-    return ActorSpec("deterministic", config.exploration_noise)
-
-
-class TD3(ReplayRing[TD3Config]):
+class TD3(ContinuousControl[TD3Config]):
     """The ring, which `step()` turns once.
 
     with TD3(TD3Config(env="Pendulum-v1", seed=1)) as td3:
@@ -158,10 +191,28 @@ class TD3(ReplayRing[TD3Config]):
             print(result.env_steps, result.episode_return_mean)
     """
 
-    name, config_class, nets = "td3", TD3Config, {"torch": TorchTD3}
+    name, config_class, learner_class = "td3", TD3Config, TD3Learner
     losses = ("smoothed_actions", "clipped_targets", "critic_loss", "actor_loss")
     weights_keys = ("weights", "target_actor")
 
+    def setup(self) -> None:
+        """Learner and rollout workers; returns when the first weights are published."""
+        settings, self.spaces = self.config.model_dump(), self.preflight()
+        spec = policy_spec(settings["policy"], self.spaces)
+        self.learners = self.start_learners(settings, spec, replay_shape(self.config))
+        self.workers = self.start_rollout_workers(settings, self.make_policy)
+        self.learners.wait_until_ready()
+
+    def step(self) -> Result:
+        """One round: every worker samples, the learner learns and publishes."""
+        self.require_open()
+        batches = self.workers.sample(*self.learners.latest())
+        report = self.workers.deliver(batches, self.learners.update)
+        return self.result(report, self.workers.metrics())
+
     @staticmethod
-    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
-        return actor_spec(TD3Config.among(settings))
+    def make_policy(
+        settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence, num_threads: int = 0
+    ) -> Policy:
+        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
+        return bounded_actor(settings, spaces, seed, actor=actor_spec(TD3Config.among(settings)))

@@ -13,10 +13,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from rlplat.algorithms.cql import CQL, CQLConfig, TorchCQL, log_sum_exp_q
+from rlplat.algorithms.cql import CQL, CQLConfig, CQLLearner, log_sum_exp_q
 from rlplat.algorithms.sac import critic_loss
 from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.offline.dataset import DataWriter
 from rlplat.rl.offline.episodes import Episodes, RecordedTransitions
 from rlplat.rl.policies.spec import policy_spec
@@ -61,17 +62,18 @@ def test_it_estimates_the_integral_over_all_actions() -> None:
     np.testing.assert_allclose(found.numpy(), expected, atol=0.01)
 
 
-def test_the_critics_descend_sacs_loss_and_the_gap() -> None:
+def test_the_critics_descend_sacs_loss_and_the_gap(recorded: Path) -> None:
     """From copies of the networks and the same noise: the conservative term in plain numpy."""
     config = CQLConfig(
         env="X",
-        data="x",
+        data=str(recorded),
         policy={"hidden_sizes": [8]},
         batch_size=5,
         conservative_coef=3.0,
         num_sampled_actions=4,
     )
-    cql = TorchCQL(config, policy_spec(config.policy.model_dump(), SPACES), np.random.SeedSequence(1))
+    spec = policy_spec(config.policy.model_dump(), SPACES)
+    cql = CQLLearner(computation_of(CQL), config.model_dump(), spec, None)  # type: ignore[arg-type]
     nets, rng = cql.trainee, np.random.default_rng(2)
     columns = [rng.normal(size=shape).astype(np.float32) for shape in ((5, 3), (5, 2), (5,), (5,), (5, 3))]
     [batch] = nets.minibatches(*columns)

@@ -1,8 +1,10 @@
-"""SAC and TD3 as a whole: their ratio, resuming bit by bit, lost rollout workers, what they refuse."""
+"""SAC and TD3 as a whole: golden losses, their ratio, resuming bit by bit, lost rollout workers, what they refuse."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
+from rlplat.algorithms.mbpo import MBPO
 from rlplat.algorithms.sac import SAC, SACConfig
 from rlplat.algorithms.td3 import TD3, TD3Config
 from rlplat.errors import CheckpointError, ConfigError, UsageError
@@ -33,11 +36,41 @@ QUICK: dict[str, Any] = {
     "stop": {"env_steps": 5_000},
 }
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "off_policy_losses.json"
+
 REACHING: dict[str, Any] = {
     "env": "rlplat.rl.envs.diagnostic:ReachPoint",
     "env_kwargs": {"length": 7},
     "hindsight": {"goal_selection_strategy": "future"},
 }
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sac": (SAC, {"normalize_observations": True}),
+    "sac with hindsight": (SAC, REACHING),
+    "sac, alpha fixed": (SAC, {"entropy_coef": 0.2, "max_gradient_norm": 1.0}),
+    "td3": (TD3, {}),
+    "mbpo": (MBPO, {"n_step": 1, "batch_size": 20, "model": {"hidden_sizes": [16], "max_epochs": 2}}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_losses(runtime: None, name: str) -> None:
+    """Six rounds give the losses on file: a change here is a change of what is computed.
+
+    After an intended change: delete the file, run this once (it fails and writes the file), look at the difference.
+    """
+    algorithm, settings = CASES[name]
+    with algorithm(algorithm.config_class(**(QUICK | settings | {"num_rollout_workers": 0}))) as running:
+        rounds = [running.step().metrics for _ in range(6)]
+    names = ("critic_loss", "actor_loss", "q_mean", "entropy", "entropy_coef", "gradient_norm", "updates")
+    losses = [{n: m[f"learner/{n}"] for n in names if f"learner/{n}" in m} for m in rounds]
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if name not in golden:
+        GOLDEN.write_text(json.dumps(golden | {name: losses}, indent=1, sort_keys=True) + "\n")
+        pytest.fail(f"{GOLDEN} had no {name!r}; written now: look at it and run again")
+    for round_, (got, expected) in enumerate(zip(losses, golden[name], strict=True)):
+        assert got == pytest.approx(expected, rel=2e-3, abs=2e-5), f"round {round_}"
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,18 @@ import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from rlplat.algorithms.sac import (
+    SAC,
     EntropyCoefficient,
     SACConfig,
-    TorchSAC,
+    SACLearner,
     actor_loss,
     critic_loss,
     soft_targets,
 )
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.torch.continuous_control import squashed_sample
+from rlplat.rl.torch.continuous_control import fixed, squashed_sample
 
 SPACES = SpaceSpec(
     ObsSpec("vector", (3,), "float32"),
@@ -33,6 +35,11 @@ SPACES = SpaceSpec(
 def make(**settings: object) -> tuple[SACConfig, PolicySpec]:
     config = SACConfig(env="Pendulum-v1", policy={"hidden_sizes": [8]}, batch_size=5, **settings)
     return config, policy_spec(config.policy.model_dump(), SPACES)
+
+
+def make_learner(seed: int = 1, **settings: object) -> SACLearner:
+    config, spec = make(seed=seed, learning_rate=1e-3, **settings)
+    return SACLearner(computation_of(SAC), config.model_dump(), spec, None)  # type: ignore[arg-type]
 
 
 def test_log_probs_are_those_of_torch_distributions() -> None:
@@ -102,8 +109,7 @@ def adams_first_step(module: torch.nn.Module) -> None:
 
 def test_a_gradient_step_is_the_one_that_autograd_makes() -> None:
     """Everything of one step, from two copies of the networks: the losses as they stand in the paper, by autograd."""
-    config, spec = make(target_tau=0.25)
-    sac = TorchSAC(config, spec, np.random.SeedSequence(1))
+    sac = make_learner(target_tau=0.25)
     nets = sac.trainee
     rng = np.random.default_rng(2)
     columns = [rng.normal(size=shape).astype(np.float32) for shape in ((5, 3), (5, 2), (5,), (5,), (5, 3))]
@@ -129,7 +135,7 @@ def test_a_gradient_step_is_the_one_that_autograd_makes() -> None:
     adams_first_step(actor)
 
     before = [parameter.clone() for parameter in nets.target_critics.parameters()]
-    figures = sac.train(batch, 1e-3)
+    figures = sac.train(batch)
     for own, other in zip(
         (*nets.actor.parameters(), *nets.critics.parameters()),
         (*actor.parameters(), *critics.parameters()),
@@ -143,31 +149,30 @@ def test_a_gradient_step_is_the_one_that_autograd_makes() -> None:
     assert figures["entropy"] == pytest.approx(-float(log_probs.detach().mean()), rel=1e-5)
 
 
-def test_the_actors_loss_goes_through_the_critics_as_they_are_and_gives_them_no_gradient() -> None:
-    config, spec = make()
-    saved, sac = (TorchSAC(config, spec, np.random.SeedSequence(seed)) for seed in (1, 2))
-    sac.set_state(saved.get_state())
-    columns = [np.ones(shape, np.float32) for shape in ((5, 3), (5, 2), (5,), (5,), (5, 3))]
-    [batch] = sac.minibatches(*columns)
-    sac.train(batch, 1e-3)
+def test_the_actors_loss_goes_through_the_critics_and_gives_them_no_gradient() -> None:
+    sac = make_learner()
     nets = sac.trainee
-    for fixed, own in zip(nets.fixed_critics.parameters(), nets.critics.parameters(), strict=True):
-        assert fixed.data_ptr() == own.data_ptr() and fixed.grad is None
-    before = [None if p.grad is None else p.grad.clone() for p in nets.critics.parameters()]
-    nets.descend_actor(nets.fixed_critics(batch.features, nets.actor(batch.features)[:, :2]).mean(), 1e-3)
+    columns = [np.ones(shape, np.float32) for shape in ((5, 3), (5, 2), (5,), (5,), (5, 3))]
+    [batch] = nets.minibatches(*columns)
+    sac.train(batch)
+    before = [p.grad.clone() for p in nets.critics.parameters() if p.grad is not None]
+    assert before
+    with fixed(nets.critics):
+        loss = nets.critics(batch.features, nets.actor(batch.features)[:, :2]).mean()
+    assert all(p.requires_grad for p in nets.critics.parameters())
+    nets.descend_actor(loss, 1e-3)
     for old, own in zip(before, nets.critics.parameters(), strict=True):
         torch.testing.assert_close(own.grad, old, rtol=0, atol=0)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
-    config, spec = make()
-    sac = TorchSAC(config, spec, np.random.SeedSequence(1))
+    sac = make_learner()
     columns = [np.zeros(shape, np.float32) for shape in ((5, 3), (5, 2), (5,), (5,), (5, 3))]
     columns[2][3] = np.nan
     before = sac.get_state()
-    [batch] = sac.minibatches(*columns)
-    assert not np.isfinite(sac.train(batch, 1e-3)["gradient_norm"])
-    names = sac.non_finite_gradients()
+    [batch] = sac.trainee.minibatches(*columns)
+    assert not np.isfinite(sac.train(batch)["gradient_norm"])
+    names = sac.trainee.non_finite_gradients()
     assert "critics.first.weights.0" in names and all(name.startswith("critics.") for name in names)
     after = sac.get_state()
     for part in ("weights", "critics", "target_critics"):

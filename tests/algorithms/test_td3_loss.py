@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from rlplat.algorithms.td3 import TD3Config, TorchTD3, clipped_targets, smoothed_actions
+from rlplat.algorithms.td3 import TD3, TD3Config, TD3Learner, clipped_targets, smoothed_actions
+from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 from rlplat.rl.torch.continuous_control import Transitions
@@ -22,13 +23,16 @@ SPACES = SpaceSpec(
 )
 
 
-def make(**settings: object) -> tuple[TorchTD3, Transitions]:
-    config = TD3Config(env="Pendulum-v1", policy={"hidden_sizes": [8]}, batch_size=5, **settings)
-    td3 = TorchTD3(config, policy_spec(config.policy.model_dump(), SPACES), np.random.SeedSequence(1))
+def make(**settings: object) -> tuple[TD3Learner, Transitions]:
+    config = TD3Config(
+        env="Pendulum-v1", policy={"hidden_sizes": [8]}, batch_size=5, learning_rate=1e-3, **settings
+    )
+    spec = policy_spec(config.policy.model_dump(), SPACES)
+    td3 = TD3Learner(computation_of(TD3), config.model_dump(), spec, None)  # type: ignore[arg-type]
     rng = np.random.default_rng(2)
     columns = [rng.normal(size=shape).astype(np.float32) for shape in ((5, 3), (5, 2), (5,), (5,), (5, 3))]
     columns[3] = np.array([0.9, 0.0, 0.9, 0.9, 0.9], np.float32)
-    [batch] = td3.minibatches(*columns)
+    [batch] = td3.trainee.minibatches(*columns)
     return td3, batch
 
 
@@ -54,7 +58,7 @@ def test_actor_and_targets_wait_for_the_critics() -> None:
 
     def step() -> set[str]:
         before = {name: copy.deepcopy(part) for name, part in parts.items()}
-        td3.train(batch, 1e-3)
+        td3.count(batch, td3.train(batch))
         return {
             name
             for name, part in parts.items()
@@ -89,7 +93,7 @@ def test_a_gradient_step_is_the_one_that_autograd_makes() -> None:
     adams_first_step(critics)
     (-critics(batch.features, actor(batch.features).tanh())[0].mean()).backward()
     adams_first_step(actor)
-    td3.train(batch, 1e-3)
+    td3.train(batch)
     for module, reference in ((nets.actor, actor), (nets.critics, critics)):
         for own, other in zip(module.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(own, other, atol=1e-6, rtol=1e-5)

@@ -72,7 +72,7 @@ def carried_statistics(weights: Weights) -> dict[str, Any] | None:
 
 def given_to(learner: dict[str, Any], weights: Weights, keys: Sequence[str] = ("weights",)) -> dict[str, Any]:
     """A learner's state with these weights, under all these keys, and the statistics that came with them, in the place
-    of its own. They act from the first step on (`ReplayLearner`)."""
+    of its own. They act from the first step on (`ContinuousLearner`)."""
     given = {key: network_weights(weights) for key in keys}
     return learner | given | {"obs_statistics": carried_statistics(weights), "acts_from_start": True}
 

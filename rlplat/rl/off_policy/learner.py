@@ -1,18 +1,18 @@
-"""`ReplayLearner`: an actor that keeps the replay, makes the gradient steps that are due, and publishes the weights;
-`TransitionLearner`: the half of it that trains on transitions, wherever they come from."""
+"""`OffPolicyLearner`: an actor that keeps the replay, makes the gradient steps that are due, and publishes the weights;
+`ContinuousLearner`: with what SAC and TD3 share beside their gradient steps. Their settings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig, Width
-from rlplat.rl.interfaces import Array, UpdateReport, Weights
+from rlplat.rl.algorithm_config import AlgorithmConfig, Config, PolicyConfig, Width
+from rlplat.rl.interfaces import UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.normalization import ObsStatistics, obs_statistics
@@ -28,6 +28,7 @@ from rlplat.section import Count, Epsilon, Norm
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
+    from rlplat.rl.torch.continuous_control import ActorAndCritics, Transitions
 
 
 class LearnerReplay:
@@ -149,73 +150,65 @@ class OffPolicyConfig(AlgorithmConfig):
     """Other goals for what was seen, where the environment has goals (docs/hindsight.md)."""
 
 
+BoundedConfig = TypeVar("BoundedConfig", bound=OffPolicyConfig)
 CHUNK = 64
 """Minibatches that are drawn at once."""
 
 
-class Trained(Protocol):
-    """What holds the networks, e.g. `TorchSAC`."""
+class OffPolicyLearner(Learner[Config]):
+    """An actor. A subclass makes `trainee` and writes `learn`; its first weights are published when it is asked whether
+    it is ready."""
 
-    def minibatches(
-        self, features: Array, actions: Array, returns: Array, discounts: Array, next_features: Array
-    ) -> Iterator[Any]: ...
-
-    def train(self, batch: Any, learning_rate: float) -> dict[str, float]:
-        """One gradient step -> figures by name, `gradient_norm` among them; where that is not finite, what it is
-        of was not changed."""
-        ...
-
-    def non_finite_gradients(self) -> list[str]: ...
-
-    def weights(self) -> Weights:
-        """The actor's."""
-        ...
-
-    def get_state(self) -> dict[str, Any]: ...
-
-    def set_state(self, state: dict[str, Any]) -> None: ...
-
-
-class TransitionLearner(Learner[OffPolicyConfig]):
-    """Trains on transitions, wherever they come from. Knows no framework: `trainee` does the arithmetic, made by
-    `nets["torch"]` of the algorithm with (config, spec, seed). A subclass writes `update`."""
-
-    saved = {"**": "trainee", "obs_statistics": "obs_statistics", "updates": "updates"}
-
-    trainee: Trained
+    saved = {"**replay": "replay", "obs_statistics": "obs_statistics", "updates": "updates"}
 
     def __init__(
         self,
         computation: Computation,
-        config: OffPolicyConfig,
+        settings: dict[str, Any],
         spec: PolicySpec,
         parameter_server: ActorHandle,
-        seed: np.random.SeedSequence,
+        replay: ReplayShape | None = None,
     ) -> None:
-        super().__init__(config, parameter_server)
-        self.trainee, self.spec = computation.net("torch", config, spec, seed), spec
+        """settings: the config as a dict; replay: None where the transitions are elsewhere."""
+        super().__init__(computation.config_class.model_validate(settings), parameter_server)
+        config: Any = self.config
+        self.spec = spec
+        self.network_seed, replay_seed = self.seeds = seed_sequences(config.seed, "learner")
+        self.replay = LearnerReplay(config, spec, replay, replay_seed) if replay is not None else None
         self.obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
         self.updates = 0
         """Gradient steps so far."""
 
-    def train(self, drawn: Minibatch) -> list[dict[str, float]]:
-        """One gradient step for every `batch_size` of what was drawn -> the figures of each."""
-        learning_rate, normalize = self.value(self.config.learning_rate), self.obs_statistics.normalize
-        features, next_features = (
-            flat_features(normalize(obs), self.spec.obs) for obs in (drawn.obs, drawn.next_obs)
-        )
-        trained: list[dict[str, float]] = []
-        for batch in self.trainee.minibatches(
-            features, drawn.actions, drawn.returns, drawn.discounts, next_features
-        ):
-            figures = self.trainee.train(batch, learning_rate)
-            if not math.isfinite(figures["gradient_norm"]) and self.config.non_finite == "stop":
-                losses = {name: value for name, value in figures.items() if name != "gradient_norm"}
-                columns = {"obs": drawn.obs, "actions": drawn.actions, "returns": drawn.returns}
-                raise self.non_finite(losses, columns, "scale the rewards in the environment")
-            trained.append(figures)
-            self.updates += 1
-        return trained
+    def ready(self) -> None:
+        self.publish()
+
+    def update(self, *batches: TransitionBatch) -> UpdateReport:
+        """One round into the replay, the gradient steps that are due for it, publish version + 1."""
+        assert self.replay is not None
+        started = perf_counter()
+        env_steps = self.replay.add(batches)
+        self.env_steps += env_steps
+        is_first = self.obs_statistics.is_empty
+        for batch in batches:
+            self.obs_statistics.update(batch.obs, batch.valid)
+        if is_first:
+            self.obs_statistics.weights()  # used from now on: nothing is learnt from raw observations
+        added = perf_counter()
+        trained = self.learn(self.replay.due(env_steps))
+        learnt = perf_counter()
+        self.publish_next()
+        metrics = self.metrics(trained) | rollout_times(batches)
+        metrics |= {
+            "learner/replay_size": len(self.replay.buffer),
+            "time/replay_add_s": added - started,
+            "time/train_s": learnt - added,
+            "time/publish_s": perf_counter() - learnt,
+        }
+        return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
+
+    def learn(self, num_updates: int) -> list[dict[str, float]]:
+        """The gradient steps of a round -> the figures of each by name, `gradient_norm` among them."""
+        raise NotImplementedError
 
     def metrics(self, trained: list[dict[str, float]]) -> dict[str, float]:
         """Of a round: means over its gradient steps."""
@@ -224,6 +217,51 @@ class TransitionLearner(Learner[OffPolicyConfig]):
     def beside(self) -> Weights:
         """What travels with the weights: statistics of observations."""
         return self.obs_statistics.weights()
+
+
+class ContinuousLearner(OffPolicyLearner[BoundedConfig]):
+    """An actor: minibatches as tensors, the warm-up with uniform actions."""
+
+    saved = {"**": "trainee", "acts_from_start": "acts_from_start"}
+    trainee: ActorAndCritics
+    acts_from_start = False
+    """Whether it began with the weights of another run: these act, also before `learning_starts`."""
+
+    def minibatches(self, num_updates: int) -> Iterator[Transitions]:
+        """One for each gradient step, as tensors, many of them drawn at once."""
+        size = self.config.batch_size
+        for start in range(0, num_updates, CHUNK):
+            drawn = self.draw(min(CHUNK, num_updates - start) * size)
+            features, next_features = (
+                flat_features(self.obs_statistics.normalize(obs), self.spec.obs)
+                for obs in (drawn.obs, drawn.next_obs)
+            )
+            yield from self.trainee.minibatches(
+                features, drawn.actions, drawn.returns, drawn.discounts, next_features
+            )
+
+    def draw(self, size: int) -> Minibatch:
+        """Transitions to train on, `batch_size` for each gradient step."""
+        assert self.replay is not None
+        drawn = self.replay.buffer.sample(size)
+        assert isinstance(drawn, Minibatch)
+        return drawn
+
+    def count(self, batch: Transitions, figures: dict[str, float]) -> dict[str, float]:
+        """A gradient step that was made -> its figures. What is not finite ends the run, if the config says so."""
+        if not math.isfinite(figures["gradient_norm"]) and self.config.non_finite == "stop":
+            losses = {name: value for name, value in figures.items() if name != "gradient_norm"}
+            inputs = {"obs": batch.features, "actions": batch.actions, "returns": batch.returns}
+            columns = {name: tensor.numpy(force=True) for name, tensor in inputs.items()}
+            raise self.non_finite(losses, columns, "scale the rewards in the environment")
+        self.updates += 1
+        return figures
+
+    def beside(self) -> Weights:
+        """The share of uniform actions as well: by the run's env steps, not the replay's. A trained policy fills a new
+        replay itself (a resumed run without its replay, `--init-from`)."""
+        warms_up = self.env_steps < self.config.learning_starts and not self.acts_from_start
+        return {EPSILON: np.array([float(warms_up)], np.float32)} | super().beside()
 
 
 def replay_round(
@@ -258,53 +296,3 @@ def replay_round(
         "time/publish_s": perf_counter() - learnt,
     }
     return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
-
-
-class ReplayLearner(TransitionLearner):
-    """Keeps the replay, into which rollout workers' transitions come. A subclass may change where the minibatches come
-    from (`draw`), and what happens before the gradient steps of a round (`learn`)."""
-
-    saved = {"**": "replay", "acts_from_start": "acts_from_start"}
-    acts_from_start = False
-    """Whether it began with the weights of another run: these act, also before `learning_starts`."""
-
-    def __init__(
-        self,
-        computation: Computation,
-        settings: dict[str, Any],
-        spec: PolicySpec,
-        parameter_server: ActorHandle,
-        replay: ReplayShape,
-    ) -> None:
-        """settings: the config as a dict."""
-        config: OffPolicyConfig = computation.config_class.model_validate(settings)
-        network_seed, replay_seed = seed_sequences(config.seed, "learner")
-        super().__init__(computation, config, spec, parameter_server, network_seed)
-        self.replay = LearnerReplay(config, spec, replay, replay_seed)
-        self.publish()
-
-    def update(self, *batches: TransitionBatch) -> UpdateReport:
-        """One round into the replay, the gradient steps that are due for it, publish version + 1."""
-        return replay_round(self, self.replay, self.obs_statistics, batches, self.learn, self.metrics)
-
-    def learn(self, due: int) -> list[dict[str, float]]:
-        """The gradient steps of a round -> the figures of each."""
-        trained: list[dict[str, float]] = []
-        for start in range(0, due, CHUNK):
-            trained += self.train(self.draw(min(CHUNK, due - start) * self.config.batch_size))
-        return trained
-
-    def draw(self, size: int) -> Minibatch:
-        """Transitions to train on, `batch_size` for each gradient step."""
-        drawn = self.replay.buffer.sample(size)
-        assert isinstance(drawn, Minibatch)
-        return drawn
-
-    def beside(self) -> Weights:
-        """The share of uniform actions as well: by the run's env steps, not the replay's. A trained policy fills a new
-        replay itself (a resumed run without its replay, `--init-from`)."""
-        warms_up = self.env_steps < self.config.learning_starts and not self.acts_from_start
-        return {EPSILON: np.array([float(warms_up)], np.float32)} | super().beside()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state({"acts_from_start": False} | state)  # earlier versions kept none

@@ -1,4 +1,5 @@
-"""`ReplayRing`: the ring of off-policy algorithms with continuous actions, and everything of it but the learning.
+"""`OffPolicy`: what off-policy algorithms do alike beside `setup` and `step`; `ContinuousControl`: those of them whose
+actions are bounded and continuous.
 
     rollout workers ──TransitionBatch refs──▶ learner (with its replay) ──weights──▶ parameter server ──▶ workers
 
@@ -8,15 +9,15 @@ seed, same curve, bit for bit.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
+from rlplat.rl.algorithm_config import Config
 from rlplat.rl.envs import check
-from rlplat.rl.interfaces import Policy, Result, Weights
+from rlplat.rl.interfaces import MakePolicy, Weights
 from rlplat.rl.normalization import require_normalizable
-from rlplat.rl.off_policy.learner import OffPolicyConfig, ReplayLearner
+from rlplat.rl.off_policy.learner import OffPolicyConfig
 from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor, require_bounded
 from rlplat.rl.policies.framework_check import require_torch
 from rlplat.rl.policies.spec import policy_spec
@@ -24,55 +25,44 @@ from rlplat.rl.replay.buffer import ReplayShape, require_room
 from rlplat.rl.replay.hindsight import hindsight_of, record_of, require_goals
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
+from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
 
-RingConfig = TypeVar("RingConfig", bound=OffPolicyConfig)
+BoundedConfig = TypeVar("BoundedConfig", bound=OffPolicyConfig)
 
 
-class ReplayRing(Algorithm[RingConfig]):
-    """A subclass writes `name`, `config_class`, `nets` and `actor_spec`."""
+class OffPolicy(Algorithm[Config]):
+    """A subclass writes what `Algorithm` asks for; its config has `save_replay` and `hindsight`."""
 
-    learner_class: type[ReplayLearner] = ReplayLearner
-    """Made with (computation, settings, spec, parameter_server, replay_shape)."""
-    spaces: SpaceSpec
-
-    @staticmethod
-    def actor_spec(settings: dict[str, Any]) -> ActorSpec:
-        """How the actor of a config (as a dict) acts."""
-        raise NotImplementedError
-
-    def setup(self) -> None:
-        """Parameter server, learner, rollout workers; returns when the first weights are published."""
-        config, settings = self.config, self.config.model_dump()
-        self.spaces = preflight(config, self.name)
-        self.check_spaces()
-        spec, shape = policy_spec(settings["policy"], self.spaces), replay_shape(config)
-        worker = spread(RolloutWorker, settings)
-        self.learners = self.start_learners(settings, spec, shape)
-        make, record = partial(bounded_actor, actor=self.actor_spec(settings)), record_of(config)
-        self.workers = self.start_workers(lambda *place: worker.remote(settings, *place, make, record=record))
-        self.learners.wait_until_ready()
-
-    def check_spaces(self) -> None:
-        """Raises UsageError where this algorithm cannot take `self.spaces`, though its actor could."""
-
-    def step(self) -> Result:
-        """One round: sample, update, publish."""
-        self.require_open()
-        batches = self.workers.sample(*self.learners.latest())
-        report = self.workers.deliver(batches, self.learners.update)
-        return self.result(report, self.workers.metrics())
+    def start_rollout_workers(self, settings: dict[str, Any], make_policy: MakePolicy) -> RolloutWorkers:
+        """They record transitions; settings: the config as a dict."""
+        worker, record = spread(RolloutWorker, settings), record_of(self.config)
+        return self.start_workers(lambda *place: worker.remote(settings, *place, make_policy, record=record))
 
     @property
     def not_saved(self) -> tuple[str, ...]:
         replay = "the contents of the replay (save_replay: true saves them): after a resume it fills again"
-        return (*self.workers.not_saved(), *([] if self.config.save_replay else [replay]))
+        saves_replay = self.config.model_dump()["save_replay"]
+        return (*self.workers.not_saved(), *([] if saves_replay else [replay]))
 
-    @classmethod
-    def make_policy(cls, settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
-        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        return bounded_actor(settings, spaces, seed, actor=cls.actor_spec(settings))
+
+class ContinuousControl(OffPolicy[BoundedConfig]):
+    """Of SAC and TD3."""
+
+    spaces: SpaceSpec
+
+    def preflight(self) -> SpaceSpec:
+        """In the driver, before any actor starts: environment and networks fit, and the replay fits into memory."""
+        config = self.config
+        require_torch(config.framework, self.name)
+        spaces = check.preflight(config)
+        require_bounded(spaces, config.env, self.name)
+        require_goals(config, spaces)
+        if config.normalize_observations:
+            require_normalizable(spaces.obs)
+        require_room(replay_shape(config), spaces.obs, config.rollout_length)
+        return spaces
 
     def set_weights(self, weights: Weights) -> None:
         super().set_weights(weights)
@@ -97,20 +87,5 @@ def replay_shape(config: OffPolicyConfig) -> ReplayShape:
         num_lanes=max(1, config.num_rollout_workers) * config.num_envs_per_worker,
         n_step=config.n_step,
         discount=config.discount,
-        alpha=0.0,
-        clip_rewards=False,
-        frame_stacks=False,
         hindsight=hindsight_of(config),
     )
-
-
-def preflight(config: OffPolicyConfig, algo: str) -> SpaceSpec:
-    """In the driver, before any actor starts: environment and networks fit, and the replay fits into memory."""
-    require_torch(config.framework, algo)
-    spaces = check.preflight(config)
-    require_bounded(spaces, config.env, algo)
-    require_goals(config, spaces)
-    if config.normalize_observations:
-        require_normalizable(spaces.obs)
-    require_room(replay_shape(config), spaces.obs, config.rollout_length)
-    return spaces

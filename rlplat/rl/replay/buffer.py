@@ -411,9 +411,9 @@ class ReplayShape:
     """Environments that fill it."""
     n_step: int
     discount: float
-    alpha: float
-    clip_rewards: bool
-    frame_stacks: bool
+    alpha: float = 0.0
+    clip_rewards: bool = False
+    frame_stacks: bool = False
     burn_in: int = 0
     unroll: int = 0
     """Rows of a sequence that are learnt from; 0: single transitions."""

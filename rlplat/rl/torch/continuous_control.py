@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -114,6 +115,16 @@ def polyak(target: nn.Module, online: nn.Module, tau: float) -> None:
         torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
 
 
+@contextmanager
+def fixed(module: nn.Module) -> Iterator[None]:
+    """Its numbers are constants: what is computed within gives it no gradients."""
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        module.requires_grad_(True)
+
+
 class Transitions(NamedTuple):
     """A minibatch of N transitions of up to n steps, as tensors."""
 
@@ -134,7 +145,9 @@ class ActorAndCritics(Saved):
 
     for batch in trainee.minibatches(features, actions, returns, discounts, next_features):
         norm = trainee.descend_critics(f(trainee.critics(...)), learning_rate)
-        trainee.descend_actor(g(trainee.fixed_critics(..., trainee.actor(...))), learning_rate)
+        with fixed(trainee.critics):
+            loss = g(trainee.critics(..., trainee.actor(...)))
+        trainee.descend_actor(loss, learning_rate)
         trainee.update_targets()
     """
 
@@ -159,11 +172,6 @@ class ActorAndCritics(Saved):
             self.actor = Actor(spec, actor).to(self.device)
             self.critics = TwinCritic(spec).to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.fixed_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        """The critics' own numbers as constants: a loss of the actor goes through them. Autograd does not see them
-        change: no step of the critics between such a loss and its `backward`."""
-        for fixed, parameter in zip(self.fixed_critics.parameters(), self.critics.parameters(), strict=True):
-            fixed.data = parameter.data
         self._generator = torch.Generator().manual_seed(noise_seed)
         self._scale, self._batch_size, self._tau = ActionScale(spec), config.batch_size, config.target_tau
         self._max_norm = config.max_gradient_norm or math.inf
@@ -188,7 +196,7 @@ class ActorAndCritics(Saved):
         return self._critic_adam.descend(loss, learning_rate, self._max_norm)
 
     def descend_actor(self, loss: Tensor, learning_rate: float) -> float:
-        """The same for the actor, whose loss goes through `fixed_critics`."""
+        """The same for the actor, whose loss goes through the critics, `fixed`."""
         return self._actor_adam.descend(loss, learning_rate, self._max_norm)
 
     def update_targets(self) -> None:
