@@ -18,23 +18,25 @@ Neither waits for a whole rung, so a failed trial makes nobody wait; what it sco
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.core.verdicts import Due, Stop, Verdict
 from rlplat.tune.schedulers.rungs import Halving, Ladder, Run, best_part, first_level, is_reached
-from rlplat.tune.schedulers.settings import checked_choice
+from rlplat.tune.schedulers.settings import Factor, Progress, Unit, checked
 
 
 class ASHA(Halving):
     name = "asha"
 
+    @checked
     def __init__(
         self,
-        max_progress: float | None = None,
-        min_progress: float | None = None,
-        reduction_factor: float = 3,
-        variant: str = "stopping",
-        unit: str = "step",
+        max_progress: Progress | None = None,
+        min_progress: Progress | None = None,
+        reduction_factor: Factor = 3.0,
+        variant: Literal["stopping", "promotion"] = "stopping",
+        unit: Unit = "step",
     ) -> None:
         """max_progress: R, where a trial is through; None: where it ends by itself.
         min_progress: r, the first rung; None: max_progress / reduction_factor^4, in steps at least 1.
@@ -42,7 +44,7 @@ class ASHA(Halving):
         """
         super().__init__(unit, max_progress, reduction_factor)
         self._first = first_level(self.name, unit, min_progress, self._last, self._factor)
-        self._pauses = checked_choice(self.name, "variant", variant, ("stopping", "promotion")) == "promotion"
+        self._pauses = variant == "promotion"
         self.needs_checkpoints = self._pauses
         self._ladder = Ladder(self._level, self._factor)
         self._is_closed = False

@@ -30,6 +30,7 @@ from rlplat.errors import ConfigError
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.core.verdicts import Stop
 from rlplat.tune.schedulers.rungs import Halving, Ladder, Run, first_level, is_reached
+from rlplat.tune.schedulers.settings import Factor, Progress, Unit, checked
 
 GONE_ON = "gone_on"
 """In `trial.notes`: from how many rungs of its bracket it went on. Who went on early may be beaten later, so the scores
@@ -95,12 +96,13 @@ class HyperBand(Halving):
     name = "hyperband"
     needs_checkpoints = True
 
+    @checked
     def __init__(
         self,
-        max_progress: float | None = None,
-        min_progress: float | None = None,
-        reduction_factor: float = 3,
-        unit: str = "step",
+        max_progress: Progress | None = None,
+        min_progress: Progress | None = None,
+        reduction_factor: Factor = 3.0,
+        unit: Unit = "step",
     ) -> None:
         """max_progress: R, where a trial is through.
         min_progress: the least that a trial gets; None: max_progress / reduction_factor^4, in steps at least 1.

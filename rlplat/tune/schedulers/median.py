@@ -12,12 +12,16 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from rlplat.errors import ConfigError
+from rlplat.section import Count
 from rlplat.tune.core.trial import Trial
 from rlplat.tune.core.verdicts import Continue, Stop, TrialScheduler, Verdict
 from rlplat.tune.schedulers.rungs import at, comparable, is_negated, is_reached, shown
-from rlplat.tune.schedulers.settings import checked_count, checked_number
+from rlplat.tune.schedulers.settings import Progress, Unit, checked
 
 PERIODS = 100
 """Judgements of a trial where neither `period` nor `unit: step` says how many."""
@@ -44,38 +48,32 @@ class _Run:
 class MedianStopping(TrialScheduler):
     name = "median"
 
+    @checked
     def __init__(
         self,
-        min_progress: float | None = None,
-        min_trials: int = 3,
-        period: float | None = None,
-        max_progress: float | None = None,
-        unit: str = "step",
+        min_progress: Annotated[float, Field(ge=0)] | None = None,
+        min_trials: Count = 3,
+        period: Progress | None = None,
+        max_progress: Progress | None = None,
+        unit: Unit = "step",
     ) -> None:
         """min_progress: grace; nobody is judged before; None: one period.
         min_trials: so many others must have come as far.
         period: progress between two judgements of a trial; None: 1 in steps, else max_progress / 100.
         max_progress: where a trial is through; None: where it ends by itself.
         """
-        self.unit = unit
-        self._last: float | None = None
-        if max_progress is not None:
-            self._last = checked_number(self.name, "max_progress", max_progress, above=0)
-        if period is not None:
-            self._period = checked_number(self.name, "period", period, above=0)
-        elif unit == "step":
-            self._period = 1.0
-        elif self._last is not None:
-            self._period = self._last / PERIODS
-        else:
+        self.unit, self._last = unit, max_progress
+        if period is None and unit == "step":
+            period = 1.0
+        elif period is None and max_progress is not None:
+            period = max_progress / PERIODS
+        elif period is None:
             raise ConfigError(
                 f"trial scheduler 'median' needs period or max_progress, in {unit}: how often a trial is judged; write "
                 f"{{name: median, period: ...}} or a stop rule on {unit}"
             )
-        self._first = self._period
-        if min_progress is not None:
-            self._first = checked_number(self.name, "min_progress", min_progress, at_least=0)
-        self._min_trials = checked_count(self.name, "min_trials", min_trials, at_least=1)
+        self._period, self._min_trials = period, min_trials
+        self._first = period if min_progress is None else min_progress
         self._averages: list[array[float]] = []
         """By level, ascending: the running average of each trial that came there; 8 bytes each."""
         self._runs: dict[int, _Run] = {}

@@ -27,16 +27,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
+from rlplat.section import Share
 from rlplat.tune.core.exploits import reports_before_copy, step_of_copy
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.core.verdicts import Continue, Due, Exploit, Pause, Resume, TrialScheduler, Verdict
-from rlplat.tune.schedulers.settings import checked_number
+from rlplat.tune.schedulers.settings import Progress, Unit, checked
 
 if TYPE_CHECKING:
     from rlplat.tune.space.domains import Domain
@@ -69,55 +71,38 @@ class PBT(TrialScheduler):
     name: ClassVar[str] = "pbt"
     needs_checkpoints = True
 
+    @checked
     def __init__(
         self,
-        perturbation_period: float | None = None,
-        unit: str = "step",
-        quantile: float = 0.25,
-        resample_probability: float = 0.25,
-        perturb_factors: Sequence[float] = (0.8, 1.2),
-        mutations: Mapping[str, Any] | Sequence[str] | None = None,
-        burn_in: float = 0.0,
+        perturbation_period: Progress | None = None,
+        unit: Unit = "step",
+        quantile: Annotated[float, Field(gt=0, le=0.5)] = 0.25,
+        resample_probability: Share = 0.25,
+        perturb_factors: Annotated[list[Progress], Field(min_length=1)] = [0.8, 1.2],  # noqa: B006  never changed
+        mutations: Any = None,
+        burn_in: Annotated[float, Field(ge=0)] = 0.0,
         synch: bool = False,
     ) -> None:
         """perturbation_period: progress between two rankings of a trial. quantile: share of the population that
         copies, and that is copied. resample_probability: of drawing a parameter anew instead of changing it a little.
-        perturb_factors: a number is multiplied with one of these. mutations: which parameters change, by name, and
-        maybe how: a domain, a list of neighbours, or function(value, rng); None: every number and every choice among
-        scalars (options that are lists or dicts may change the shape of what is copied, and keep the source's value).
-        burn_in: progress before which nobody copies. synch: rank all together.
+        perturb_factors: a number is multiplied with one of these. mutations: which parameters change, a list of names
+        or a mapping to how: a domain, a list of neighbours, or function(value, rng); None: every number and every
+        choice among scalars (options that are lists or dicts may change the shape of what is copied, and keep the
+        source's value). burn_in: progress before which nobody copies. synch: rank all together.
         """
         if perturbation_period is None:
             raise ConfigError(
                 f"trial scheduler '{self.name}' needs perturbation_period: how much progress ({unit}) lies between "
                 "two changes of a trial; a twentieth of a trial's length is a good start"
             )
-        self.unit = unit
-        self.perturbation_period = checked_number(
-            self.name, "perturbation_period", perturbation_period, above=0
+        self.unit, self.perturbation_period, self.burn_in, self.synch = (
+            unit,
+            perturbation_period,
+            burn_in,
+            synch,
         )
-        self.quantile = checked_number(self.name, "quantile", quantile, above=0)
-        self.resample_probability = checked_number(
-            self.name, "resample_probability", resample_probability, at_least=0
-        )
-        for setting, limit in (("quantile", 0.5), ("resample_probability", 1.0)):
-            if getattr(self, setting) > limit:
-                raise ConfigError(
-                    f"trial scheduler '{self.name}': {setting} must be at most {limit:g}, not "
-                    f"{getattr(self, setting):g}"
-                )
-        if isinstance(perturb_factors, str | Mapping) or not perturb_factors:
-            raise ConfigError(
-                f"trial scheduler '{self.name}': perturb_factors must be a list of positive numbers, not "
-                f"{perturb_factors!r}"
-            )
-        self.perturb_factors = [
-            checked_number(self.name, "perturb_factors", f, above=0) for f in perturb_factors
-        ]
-        if not isinstance(synch, bool):
-            raise ConfigError(f"trial scheduler '{self.name}': synch must be true or false, not {synch!r}")
-        self.burn_in = checked_number(self.name, "burn_in", burn_in, at_least=0)
-        self.synch = synch
+        self.quantile, self.resample_probability = quantile, resample_probability
+        self.perturb_factors = perturb_factors
         self.mutations: dict[str, _Mutation] = {}
         self._given_mutations = mutations
         self._space: Any = None

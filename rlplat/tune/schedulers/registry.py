@@ -13,6 +13,7 @@ from typing import Any
 from rlplat.config import closest
 from rlplat.errors import ConfigError
 from rlplat.tune.core.verdicts import TrialScheduler
+from rlplat.tune.schedulers.settings import Unit, checked
 
 SCHEDULERS = {
     "fifo": "rlplat.tune.schedulers.registry:FIFO",
@@ -52,22 +53,11 @@ def make_scheduler(
         raise ConfigError(f"unknown trial scheduler {name!r}{hint or '; there are ' + ', '.join(SCHEDULERS)}")
     module, class_name = SCHEDULERS[name].split(":")
     kind = getattr(importlib.import_module(module), class_name)
-    known = list(inspect.signature(kind).parameters)
-    for key in given:
-        if key not in known:
-            hint = closest(str(key), known) or f"; it has {', '.join(known)}"
-            raise ConfigError(f"unknown setting '{key}' of trial scheduler '{name}'{hint}")
     unit = given.setdefault("unit", default_unit)
-    if not isinstance(unit, str) or not unit:
-        raise ConfigError(
-            f"trial scheduler '{name}': unit must be 'step' or the name of a metric, not {unit!r}"
-        )
-    if given.get("max_progress") is None and "max_progress" in known and unit in (stop or {}):
-        given["max_progress"] = (stop or {})[unit]
-    try:
-        scheduler: TrialScheduler = kind(**given)
-    except TypeError as error:  # an argument without a default
-        raise ConfigError(f"trial scheduler '{name}': {error}") from None
+    limit = next((limit for key, limit in (stop or {}).items() if key == unit), None)
+    if given.get("max_progress") is None and "max_progress" in inspect.signature(kind).parameters:
+        given["max_progress"] = limit
+    scheduler: TrialScheduler = kind(**given)
     return scheduler
 
 
@@ -91,5 +81,6 @@ class FIFO(TrialScheduler):
 
     name = "fifo"
 
-    def __init__(self, unit: str = "step") -> None:
+    @checked
+    def __init__(self, unit: Unit = "step") -> None:
         self.unit = unit

@@ -15,7 +15,6 @@ from heapq import heappop, heappush
 from rlplat.errors import ConfigError
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.core.verdicts import Continue, Due, Pause, Resume, Stop, TrialScheduler, Verdict
-from rlplat.tune.schedulers.settings import checked_number
 
 HALVINGS = 4
 """Rungs below `max_progress` where `min_progress` is not given: 81 = 3^4 of Li et al. 2018 (table 1), and
@@ -121,10 +120,7 @@ class Halving(TrialScheduler):
 
     def __init__(self, unit: str, max_progress: float | None, reduction_factor: float) -> None:
         self.unit = unit
-        self._factor = checked_number(self.name, "reduction_factor", reduction_factor, above=1)
-        self._last: float | None = None
-        if max_progress is not None:
-            self._last = checked_number(self.name, "max_progress", max_progress, above=0)
+        self._factor, self._last = reduction_factor, max_progress
         self._num_paused = 0
         self._restored: list[int] = []
         """Paused already when they were added; where they stand is known when their records are in."""
@@ -239,17 +235,16 @@ def comparable(score: float) -> float:
 
 
 def first_level(
-    scheduler: str, unit: str, min_progress: object, max_progress: float | None, factor: float
+    scheduler: str, unit: str, min_progress: float | None, max_progress: float | None, factor: float
 ) -> float:
     """The setting `min_progress`, or its default: max_progress / factor^4; in steps not less than 1."""
     if min_progress is not None:
-        first = checked_number(scheduler, "min_progress", min_progress, above=0)
-        if max_progress is not None and first > max_progress:
+        if max_progress is not None and min_progress > max_progress:
             raise ConfigError(
-                f"trial scheduler '{scheduler}': min_progress ({first:g}) is greater than max_progress "
+                f"trial scheduler '{scheduler}': min_progress ({min_progress:g}) is greater than max_progress "
                 f"({max_progress:g})"
             )
-        return first
+        return min_progress
     if max_progress is not None:
         first = max_progress / factor**HALVINGS
         return min(max(first, 1.0), max_progress) if unit == "step" else first

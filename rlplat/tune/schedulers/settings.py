@@ -1,40 +1,43 @@
-"""What the settings of a trial scheduler may be; every complaint names scheduler, setting and value."""
+"""What the settings of a trial scheduler may be: the annotations of its arguments say it, as those of a `Section`."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
 
-from rlplat.config import closest
+from pydantic import Field, create_model
+
+from rlplat.config import Layer, resolve
 from rlplat.errors import ConfigError
+from rlplat.section import Section
+
+Progress = Annotated[float, Field(gt=0)]
+Factor = Annotated[float, Field(gt=1)]
+Unit = Annotated[str, Field(min_length=1)]
+"""`step`, or the name of a metric."""
+Init = typing.TypeVar("Init", bound=Callable[..., None])
 
 
-def checked_number(
-    scheduler: str, name: str, value: Any, *, above: float | None = None, at_least: float | None = None
-) -> float:
-    """`value` as a finite float within the bounds, or a `ConfigError`."""
-    bound = f" greater than {above:g}" if above is not None else ""
-    bound += f" of at least {at_least:g}" if at_least is not None else ""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
-        raise ConfigError(f"trial scheduler '{scheduler}': {name} must be a number{bound}, not {value!r}")
-    if (above is not None and value <= above) or (at_least is not None and value < at_least):
-        raise ConfigError(f"trial scheduler '{scheduler}': {name} must be a number{bound}, not {value!r}")
-    return float(value)
+def checked(init: Init) -> Init:
+    """Decorator of `__init__`. ConfigError: all that is wrong, with the name of the scheduler."""
+    names = list(inspect.signature(init).parameters)[1:]
 
+    @functools.cache
+    def section() -> type[Section]:
+        hints = typing.get_type_hints(init, include_extras=True)
+        parameters = inspect.signature(init).parameters
+        fields: dict[str, Any] = {name: (hints[name], parameters[name].default) for name in names}
+        return create_model("Settings", __base__=Section, **fields)
 
-def checked_count(scheduler: str, name: str, value: Any, *, at_least: int) -> int:
-    """`value` as an int, or a `ConfigError`."""
-    number = checked_number(scheduler, name, value, at_least=at_least)
-    if not number.is_integer():
-        raise ConfigError(f"trial scheduler '{scheduler}': {name} must be a whole number, not {value!r}")
-    return int(number)
+    @functools.wraps(init)
+    def with_checks(self: Any, *args: Any, **settings: Any) -> None:
+        try:
+            found = resolve(section(), [Layer(dict(zip(names, args, strict=False)) | settings)])
+        except ConfigError as error:
+            raise ConfigError(f"trial scheduler '{self.name}': {error}") from None
+        init(self, **dict(found))
 
-
-def checked_choice(scheduler: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        hint = closest(value, choices) if isinstance(value, str) else ""
-        raise ConfigError(
-            f"trial scheduler '{scheduler}': {name} must be {' or '.join(choices)}, not {value!r}{hint}"
-        )
-    return str(value)
+    return with_checks  # type: ignore[return-value]

@@ -44,10 +44,6 @@ class EvolutionSearch(Suggests):
         }  # fmt: skip
         if not self._axes:
             raise ConfigError("searcher cmaes needs a number to search: uniform, loguniform, randint, ...")
-        if population_size is not None and population_size < 2:
-            raise ConfigError(f"searcher cmaes: population_size is {population_size}; it must be 2 at least")
-        if not 0 < sigma <= 1:
-            raise ConfigError(f"searcher cmaes: sigma is {sigma}; it is a share of the range, 0 < sigma <= 1")
         self.num_trials: int | None = num_trials
         others = [name for name in space.domains if name not in self._axes and name not in space.grid_axes]
         self.notice = f"draws {', '.join(others)} at random" if others else ""

@@ -16,13 +16,15 @@ searcher finds the rest. Who wants a model to choose among values writes `choice
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field, field_validator
 
-from rlplat.config import closest
+from rlplat.config import Layer, closest, resolve
 from rlplat.errors import ConfigError, MissingExtra
+from rlplat.section import Count, Section, Share
 from rlplat.tune.core.verdicts import Suggests
 from rlplat.tune.space.domains import Domain, Grid, Options
 from rlplat.tune.space.space import Space, Suggestion, trial_rng
@@ -33,29 +35,59 @@ _SCRAMBLE, _SHIFT = 1, 2  # so that these random numbers are no other's
 MAX_TRIALS = 100_000
 """More than a user means when grids multiply."""
 
-_OPTIONS: dict[str, dict[str, str]] = {
-    "random": {},
-    "grid": {},
-    "tpe": {
-        "n_startup_trials": "count",
-        "n_ei_candidates": "count",
-        "multivariate": "bool",
-        "constant_liar": "bool",
-    },
-    "gp": {"n_startup_trials": "count", "deterministic_objective": "bool"},
-    "cmaes": {"population_size": "count", "sigma": "share"},
-    "qmc": {"sequence": "text", "scramble": "bool"},
-    "nsga2": {
-        "population_size": "count",
-        "crossover_prob": "share",
-        "mutation_prob": "share",
-        "swapping_prob": "share",
-    },
-}
+
+class _Options(Section):
+    points: list[dict[str, Any]] = []
+    not_needed: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("warm_start", "max_history"), "it learns nothing; tpe, gp, cmaes and nsga2 do"
+    )
+
+
+class _Learning(_Options):
+    warm_start: list[str] = []
+    max_history: Count | None = None
+
+    @field_validator("warm_start", mode="before")
+    @classmethod
+    def _one(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+class _TPE(_Learning):
+    n_startup_trials: Count = 10
+    n_ei_candidates: Count = 24
+    multivariate: bool = True
+    constant_liar: bool = True
+
+
+class _GP(_Learning):
+    n_startup_trials: Count = 10
+    deterministic_objective: bool = False
+
+
+class _CMAES(_Learning):
+    population_size: Annotated[int, Field(ge=2)] | None = None
+    sigma: Annotated[float, Field(gt=0, le=1)] = 1 / 6
+
+
+class _QMC(_Options):
+    sequence: Literal["sobol", "halton"] = "sobol"
+    scramble: bool = True
+
+
+class _NSGA2(_Learning):
+    population_size: Annotated[int, Field(ge=2)] = 50
+    crossover_prob: Share = 0.9
+    mutation_prob: Share | None = None
+    swapping_prob: Share = 0.5
+
+
+_OPTIONS: dict[str, type[_Options]] = {
+    "random": _Options, "grid": _Options, "tpe": _TPE, "gp": _GP, "cmaes": _CMAES, "qmc": _QMC, "nsga2": _NSGA2,
+}  # fmt: skip
 """Every searcher, and what it can be told."""
 
 _MAX_HISTORY = {"tpe": 1000, "gp": 200, "nsga2": MAX_TRIALS}
-_LEARNS = ("tpe", "gp", "cmaes", "nsga2")
 _SEVERAL_OBJECTIVES = ("random", "grid", "qmc", "tpe", "gp", "nsga2")
 
 
@@ -80,32 +112,17 @@ class Searcher:
         if self.name not in _OPTIONS:
             near = closest(self.name, _OPTIONS)
             raise ConfigError(f"no searcher '{self.name}'{near or ': there are ' + ', '.join(_OPTIONS)}")
-        options = dict(self.options)
-        places = {key: options.pop(key) for key in ("points", "warm_start", "max_history") if key in options}
-        if isinstance(places.get("warm_start"), str):
-            places["warm_start"] = [places["warm_start"]]
-        settings = replace(self, options=options, **places)
-        known = _OPTIONS[self.name]
-        for key, value in options.items():
-            if key not in known:
-                near = closest(key, known) or (f": it has {', '.join(known)}" if known else "")
-                raise ConfigError(f"searcher {self.name} has no option '{key}'{near}")
-            if problem := _problem(known[key], value):
-                raise ConfigError(f"searcher {self.name}: {key} is {value!r}; {problem}")
-        if self.name not in _LEARNS and (settings.warm_start or settings.max_history is not None):
-            key = "warm_start" if settings.warm_start else "max_history"
-            raise ConfigError(
-                f"searcher {self.name} learns nothing, so it has no {key}; {', '.join(_LEARNS)} do"
-            )
-        for key, kind, form in (("points", Mapping, "[{alpha: 0.3}]"), ("warm_start", str, "[runs/earlier]")):
-            given = getattr(settings, key)
-            if not isinstance(given, list | tuple) or not all(isinstance(item, kind) for item in given):
-                raise ConfigError(f"searcher {self.name}: {key} is a list, {form}, not {given!r:.80}")
-        if settings.max_history is not None and _problem("count", settings.max_history):
-            raise ConfigError(
-                f"searcher {self.name}: max_history is {settings.max_history!r}; it must be a count"
-            )
-        return settings
+        given = {name: getattr(self, name) for name in ("points", "warm_start", "max_history")}
+        values = {name: value for name, value in given.items() if value not in (None, ())} | dict(
+            self.options
+        )
+        try:
+            found = resolve(_OPTIONS[self.name], [Layer(values)])
+        except ConfigError as error:
+            raise ConfigError(f"searcher {self.name}: {error}") from None
+        options = found.model_dump(exclude_unset=True)
+        places = {key: options.pop(key) for key in given if key in options}
+        return Searcher(self.name, options, **places)
 
 
 def make_searcher(
@@ -229,8 +246,6 @@ class QuasiRandomSearch(Suggests):
             from scipy.stats import qmc
         except ImportError:
             raise MissingExtra("scipy", "tune", "searcher qmc") from None
-        if sequence not in ("sobol", "halton"):
-            raise ConfigError(f"searcher qmc: sequence is {sequence!r}; there are sobol and halton")
         self.num_trials: int | None = num_trials
         self._space, self._seed, self._total = space, seed, num_trials
         self._axes = {
@@ -318,15 +333,3 @@ def _named(point: Mapping[str, Any], space: Space, index: int) -> dict[str, Any]
 
     collect(point, "")
     return values
-
-
-def _problem(kind: str, value: Any) -> str:
-    if kind == "count":
-        is_good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        return "" if is_good else "it must be an integer, 1 at least"
-    if kind == "share":
-        is_good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-        return "" if is_good else "it must be between 0 and 1"
-    if kind == "bool":
-        return "" if isinstance(value, bool) else "it must be true or false"
-    return "" if isinstance(value, str) else "it must be a text"

@@ -234,8 +234,8 @@ def test_in_env_steps_the_first_report_beyond_a_level_counts_for_it():
     [
         ({"max_progress": None, "unit": "env_steps"}, "needs max_progress, in env_steps"),
         ({"max_progress": None}, "needs max_progress, in steps"),
-        ({"reduction_factor": 0.5}, "reduction_factor must be a number greater than 1, not 0.5"),
-        ({"min_progress": -1}, "min_progress must be a number greater than 0, not -1"),
+        ({"reduction_factor": 0.5}, "bad value for 'reduction_factor'"),
+        ({"min_progress": -1}, "bad value for 'min_progress'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):

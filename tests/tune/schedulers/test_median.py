@@ -98,10 +98,10 @@ def test_reports_repeated_after_a_crash_count_once():
     ("settings", "message"),
     [
         ({"unit": "env_steps"}, "needs period or max_progress, in env_steps"),
-        ({"period": 0}, "period must be a number greater than 0, not 0"),
-        ({"min_trials": 0}, "min_trials must be a number of at least 1, not 0"),
-        ({"min_trials": 2.5}, "min_trials must be a whole number, not 2.5"),
-        ({"min_progress": float("nan")}, "min_progress must be a number of at least 0, not nan"),
+        ({"period": 0}, "bad value for 'period'"),
+        ({"min_trials": 0}, "bad value for 'min_trials'"),
+        ({"min_trials": 2.5}, "bad value for 'min_trials'"),
+        ({"min_progress": float("nan")}, "bad value for 'min_progress'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):

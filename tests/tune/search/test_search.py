@@ -109,7 +109,7 @@ def test_halton_and_no_scrambling():
     searcher = search("qmc", options={"sequence": "halton", "scramble": False})
     xs = [searcher.suggest(number).params["x"] for number in range(1, 5)]
     assert xs == pytest.approx([1 / 2, 1 / 4, 3 / 4, 1 / 8])  # van der Corput in base 2
-    with pytest.raises(ConfigError, match="sequence is 'lattice'; there are sobol and halton"):
+    with pytest.raises(ConfigError, match="bad value for 'sequence': 'lattice'"):
         search("qmc", options={"sequence": "lattice"})
 
 
@@ -187,27 +187,23 @@ def test_a_point_in_a_grid_is_refused():
         (
             "tpe",
             {"options": {"n_startup": 5}},
-            "searcher tpe has no option 'n_startup'; did you mean 'n_startup_trials'",
+            "tpe: unknown key 'n_startup'; did you mean 'n_startup_trials'",
         ),
-        ("random", {"options": {"seed": 5}}, "searcher random has no option 'seed'"),
-        (
-            "tpe",
-            {"options": {"n_startup_trials": 0}},
-            "n_startup_trials is 0; it must be an integer, 1 at least",
-        ),
-        ("tpe", {"options": {"multivariate": "yes"}}, "multivariate is 'yes'; it must be true or false"),
-        ("nsga2", {"options": {"crossover_prob": 2}}, "crossover_prob is 2; it must be between 0 and 1"),
-        ("nsga2", {"options": {"population_size": 1}}, "searcher nsga2: .*population_size"),
-        ("cmaes", {"options": {"population_size": 1}}, "population_size is 1; it must be 2 at least"),
-        ("cmaes", {"options": {"sigma": 0}}, "sigma is 0"),
+        ("random", {"options": {"seed": 5}}, "searcher random: unknown key 'seed'"),
+        ("tpe", {"options": {"n_startup_trials": 0}}, "bad value for 'n_startup_trials'"),
+        ("tpe", {"options": {"multivariate": "maybe"}}, "bad value for 'multivariate'"),
+        ("nsga2", {"options": {"crossover_prob": 2}}, "bad value for 'crossover_prob'"),
+        ("nsga2", {"options": {"population_size": 1}}, "searcher nsga2: bad value for 'population_size'"),
+        ("cmaes", {"options": {"population_size": 1}}, "bad value for 'population_size'"),
+        ("cmaes", {"options": {"sigma": 0}}, "bad value for 'sigma'"),
         (
             "cmaes",
             {"modes": ("max", "min")},
             "searcher cmaes has one objective; random, grid, qmc, tpe, gp, nsga2",
         ),
-        ("qmc", {"warm_start": ["runs/x"]}, "searcher qmc learns nothing, so it has no warm_start"),
-        ("random", {"max_history": 50}, "searcher random learns nothing, so it has no max_history"),
-        ("tpe", {"max_history": 0}, "max_history is 0"),
+        ("qmc", {"warm_start": ["runs/x"]}, "searcher qmc: unknown key 'warm_start'; it learns nothing"),
+        ("random", {"max_history": 50}, "searcher random: unknown key 'max_history'; it learns nothing"),
+        ("tpe", {"max_history": 0}, "bad value for 'max_history'"),
         ("tpe", {"max_history": 5}, "max_history is 5; a model needs 10"),
         ("tpe", {"warm_start": ["nowhere"]}, "warm_start: there is no nowhere"),
     ],

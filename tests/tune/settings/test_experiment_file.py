@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlplat import tune
 from rlplat.config import Layer, layer_from_flags, load_yaml, parse_yaml
 from rlplat.errors import ConfigError
 from rlplat.tune.search.search import Searcher
 from rlplat.tune.settings.experiment_file import experiment_of, load_experiments
 from rlplat.tune.settings.saved_experiment import code_of, dump_experiment, refuse_changes, settings_of
 from rlplat.tune.settings.spec import ExperimentSpec
-from rlplat.tune.space import space
 
 FULL = """\
 trainable: ppo
@@ -229,9 +229,9 @@ def compute(config: dict[str, int]) -> int:
 
 def test_python_domains_are_kept_as_yaml() -> None:
     tree = {
-        "a": space.uniform(0, 1),
-        "b": {"c": space.grid([1, {"d": space.quniform(0, 1, 0.5)}])},
-        "e": space.sample_from(compute),
+        "a": tune.uniform(0, 1),
+        "b": {"c": tune.grid([1, {"d": tune.quniform(0, 1, 0.5)}])},
+        "e": tune.sample_from(compute),
         "f": (1, 2),
     }
     spec = ExperimentSpec(trainable=compute, config=tree, metric="m", mode="min", name="x")
@@ -248,9 +248,9 @@ def test_python_domains_are_kept_as_yaml() -> None:
 
 def test_numbers_of_numpy_are_kept_as_numbers() -> None:
     tree = {
-        "a": space.uniform(np.float32(0.5), np.float64(1)),
-        "b": space.grid(np.linspace(0, 1, 3)),
-        "c": space.randint(np.int64(1), np.int32(4)),
+        "a": tune.uniform(np.float32(0.5), np.float64(1)),
+        "b": tune.grid(np.linspace(0, 1, 3)),
+        "c": tune.randint(np.int64(1), np.int32(4)),
         "d": {"e": np.arange(2), "f": np.float32(2)},
     }
     spec = ExperimentSpec(

@@ -293,7 +293,7 @@ def as_space(tree, path="r"):
 
 def every_config(value):
     """All configs of a space of grids, by brute force."""
-    if isinstance(value, tune.space.space.Grid):
+    if isinstance(value, tune.space.domains.Grid):
         return [config for option in value.options for config in every_config(option)]
     if isinstance(value, dict):
         parts = [every_config(inner) for inner in value.values()]
