@@ -118,6 +118,43 @@ rlplat.shutdown()
     assert "a process may have 64 open files" in errors
 
 
+def test_out_of_descriptors_a_connection_waits_and_the_limit_is_named() -> None:
+    """The driver's own: it has them full of its own files."""
+    script = """
+import os, resource
+import rlplat
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+rlplat.init(num_cpus=1, num_gpus=0)
+
+@rlplat.remote(num_cpus=0)
+class Actor:
+    def limit(self):
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+print("running", flush=True)
+limit = rlplat.get(Actor.remote().limit.remote())
+print(limit == hard, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+files = []
+try:
+    while True:
+        files.append(open(os.devnull))
+except OSError:
+    pass
+actors = [Actor.remote() for _ in range(8)]
+refs = [actor.limit.remote() for actor in actors]
+print(len(rlplat.wait(refs, num_returns=8, timeout=2)[0]) < 8)
+del files
+print(len(rlplat.get(refs, timeout=60)))
+rlplat.shutdown()
+"""
+    with program(script) as driver:
+        code, out, errors = driver.finish()
+    assert (code, out) == (0, "True 64\nTrue\n8\n"), errors
+    assert errors.count("this process has as many files open as it may (64, ulimit -n)") == 1
+
+
 class Parent:
     """Starts descendants of each kind; all of them sleep."""
 

@@ -20,6 +20,8 @@ import zmq
 
 from rlplat.runtime.core.gone import Gone
 from rlplat.runtime.link.dropped import Dropped
+from rlplat.runtime.process.descriptors import has_descriptors, raise_file_limit
+from rlplat.runtime.process.say import say
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
 
@@ -32,6 +34,7 @@ _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
 _EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
 _NOWHERE = b"?"
 """A label that nobody has: what is sent there is dropped, as for any peer that is gone."""
+_SPARE_DESCRIPTORS = 4
 _CLIENT_ID = re.compile(r"[a-z][a-z0-9-]{0,39}")
 """The name of a socket in the session's folder: no path, and short enough for the address of a Unix socket."""
 
@@ -64,6 +67,8 @@ class Transport:
         self._senders: dict[bytes, str] = {}
         """Client ids by the label that their frames bear."""
         self.dropped = Dropped(client_id)
+        self._has_said_why = False
+        """... connections have to wait."""
         self._forgotten = Gone()
         self._outbox: dict[bytes, list[Any]] = {}
         self.num_unsent = 0
@@ -86,10 +91,23 @@ class Transport:
             label = f"{peer}>".encode()
             if label not in self._callers:
                 label = peer.encode()
+                self._look_at_descriptors(peer)
                 self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, label)
                 self._socket.connect(self._endpoint(peer))
             self._labels[peer] = label
         return label
+
+    def _look_at_descriptors(self, peer: str) -> None:
+        """Each connection takes one. libzmq tries again until it has one, and says nothing."""
+        if self._has_said_why or has_descriptors(_SPARE_DESCRIPTORS):
+            return
+        limit = raise_file_limit()
+        if not has_descriptors(_SPARE_DESCRIPTORS):
+            self._has_said_why = True
+            say(
+                f"this process has as many files open as it may ({limit}, ulimit -n): messages to {peer}, and to "
+                "others that it has no connection to yet, wait until some are closed"
+            )
 
     def post(self, peer: str, message: Any) -> int:
         """Put a message into the peer's outbox; returns how many wait there."""

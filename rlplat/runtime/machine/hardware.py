@@ -1,9 +1,8 @@
-"""What this machine has: CPUs, GPUs, file descriptors; and the bounds of what `rlplat.init` is told of it."""
+"""What this machine has: CPUs, GPUs; and the bounds of what `rlplat.init` is told of it."""
 
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,3 @@ def visible_gpus() -> list[str]:
     if listed is not None:
         return [part.strip() for part in listed.split(",") if part.strip() not in ("", "-1")]
     return [str(n) for n, _ in enumerate(sorted(Path("/dev").glob("nvidia[0-9]*")))]
-
-
-def raise_file_limit() -> None:
-    """Every mapped segment holds a file descriptor, and the usual soft limit of 1,024 is for other programs."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

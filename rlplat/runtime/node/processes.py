@@ -24,6 +24,7 @@ import msgspec
 from rlplat.runtime.envs.builds import EnvBuilds
 from rlplat.runtime.machine.worker_logs import LogFile
 from rlplat.runtime.node.output import Console, WorkerOutput
+from rlplat.runtime.process.descriptors import has_descriptors
 
 _CLOSE_S = 5.0
 _FIRST_DELAY_S, _MOST_DELAY_S = 0.05, 2.0
@@ -143,9 +144,8 @@ class Processes:
 
     def _check_descriptors(self) -> None:
         """EMFILE while there is room still: ZeroMQ aborts a process that has no descriptor for a new connection."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         coming = sum(p.log is not None and not self._is_ready(w) for w, p in self._processes.items())
-        if len(os.listdir("/proc/self/fd")) + coming + _SPARE_DESCRIPTORS > limit:
+        if not has_descriptors(coming + _SPARE_DESCRIPTORS):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _put_off(self, now: float, why: str) -> None:

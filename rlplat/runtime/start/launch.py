@@ -17,6 +17,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends the driver ends us, by its pipe
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from rlplat.runtime.machine.session import adopt_orphans
+    from rlplat.runtime.process.descriptors import raise_file_limit
     from rlplat.runtime.wire import messages  # noqa: F401  (what both need: imported once)
 
     line = b""
@@ -28,6 +29,7 @@ def main() -> None:
     config = json.loads(line)
     sys.path[:] = config["sys_path"]
     adopt_orphans()
+    raise_file_limit()  # the node has two files for each worker, which inherit it; the user's own process keeps its limit
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     if os.fork():

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import NodeLost
-from rlplat.runtime.machine.hardware import check_at_least, machine_resources, raise_file_limit
+from rlplat.runtime.machine.hardware import check_at_least, machine_resources
 from rlplat.runtime.machine.session import (
     MARK,
     NO_WORKER,
@@ -38,7 +38,6 @@ def open_backend(settings: Settings) -> Driver:
     check_at_least("hang_timeout_s", settings.hang_timeout_s, 0.5)
     check_at_least("memory_usage_threshold", settings.memory_usage_threshold, 0, at_most=1)
     total = machine_resources(settings.num_cpus, settings.num_gpus, settings.resources)
-    raise_file_limit()  # the node and its workers inherit it
     session = make_session()
     node = subprocess.Popen(
         [sys.executable, "-c", main_of("rlplat.runtime.start.launch")],

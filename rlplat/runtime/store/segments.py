@@ -22,6 +22,7 @@ import mmap
 import os
 import shutil
 import threading
+import weakref
 from collections import OrderedDict
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from rlplat.errors import ObjectLost, ObjectStoreFull
 from rlplat.runtime.machine.session import SPILL_LINK
 from rlplat.runtime.process.signals import uninterrupted
 from rlplat.runtime.store.account import Account
+from rlplat.runtime.store.mapping import Mapping, to_change, to_fill, to_read
 from rlplat.runtime.wire.codec import Packed, unpack
 from rlplat.runtime.wire.values import Segment
 
@@ -63,7 +65,7 @@ class _Own:
     capacity: int
     filled: int
     """Bytes from the start that have pages."""
-    mapping: mmap.mmap | None = None
+    mapping: Mapping | None = None
     owner: str = ""
     is_spilled: bool = False
     is_moving: bool = False
@@ -89,7 +91,7 @@ class Store:
         self._spare: dict[int, list[_Own]] = {}
         self._spare_bytes = 0
         self._moving: dict[str, _Own] = {}
-        self._mappings: OrderedDict[str, mmap.mmap] = OrderedDict()
+        self._mappings: OrderedDict[str, Mapping] = OrderedDict()
         self._mappings_lock = threading.Lock()
 
     def _path(self, name: str, is_spilled: bool = False) -> str:
@@ -141,7 +143,7 @@ class Store:
             self.account.release(own.filled)
             return None
         try:
-            own.mapping = mmap.mmap(descriptor, own.filled)
+            own.mapping = to_fill(own.name, descriptor, own.filled)
         finally:
             os.close(descriptor)
         return own
@@ -350,7 +352,7 @@ class Store:
         """Its parts, bytes each."""
         with self._mappings_lock:  # `drop_mappings` must not come between a mapping and its views
             mapping = None if segment.is_writable else self._mappings.get(segment.name)
-            if mapping is not None and len(mapping) >= _needed(segment):
+            if mapping is not None and mapping.size >= _needed(segment):
                 return _views(mapping, segment, ref)
         # Without the lock: it may wait for as long as the bytes go to disk.
         descriptor = self._open(segment)
@@ -360,18 +362,15 @@ class Store:
         finally:
             os.close(descriptor)
 
-    def _map(self, segment: Segment, descriptor: int) -> mmap.mmap:
-        if segment.is_writable:
-            # For one reading: what is written to it is copied page by page, and nobody else sees it.
-            mapping = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-        else:
-            mapping = mmap.mmap(descriptor, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
-        if len(mapping) < _needed(segment):
+    def _map(self, segment: Segment, descriptor: int) -> Mapping:
+        size = os.fstat(descriptor).st_size
+        if size < _needed(segment):
             raise ObjectLost(f"segment {segment.name} is shorter than its description")
-        if not segment.is_writable:
-            self._mappings[segment.name] = mapping
-            if len(self._mappings) > _MAX_MAPPINGS:
-                self._mappings.popitem(last=False)
+        if segment.is_writable:  # for one reading
+            return to_change(segment.name, descriptor, size)
+        mapping = self._mappings[segment.name] = to_read(segment.name, descriptor, size)
+        if len(self._mappings) > _MAX_MAPPINGS:
+            self._mappings.popitem(last=False)
         return mapping
 
     def _open(self, segment: Segment) -> int:
@@ -393,8 +392,7 @@ class Store:
             if error.errno != errno.EMFILE:
                 raise
             raise ObjectStoreFull(
-                f"too many arrays from rlplat.get are alive ({len(self._mappings)} or more): each holds a file "
-                "descriptor. Drop or copy some, or raise the limit (ulimit -n)"
+                "a value cannot be read: this process has as many files open as it may (ulimit -n)"
             ) from None
 
     def place(self, segment: Segment) -> str:
@@ -409,12 +407,10 @@ class Store:
     def drop_mappings(self) -> None:
         """Give up mappings that no view needs, so that their creators may spill them."""
         with self._mappings_lock:
-            for name, mapping in list(self._mappings.items()):
-                try:
-                    mapping.close()
-                except BufferError:  # a view
-                    continue
-                del self._mappings[name]
+            for name in list(self._mappings):
+                mapping = weakref.ref(self._mappings.pop(name))
+                if (viewed := mapping()) is not None:
+                    self._mappings[name] = viewed
 
     def take_over(self, segment: Segment) -> Segment:
         """Its creator died: a name of our own for the same bytes, before the node removes the creator's files."""
@@ -450,11 +446,11 @@ class Store:
         self.account.close()
 
 
-def _copy_to(mapping: mmap.mmap, offset: int, part: memoryview) -> None:
+def _copy_to(mapping: Mapping, offset: int, part: memoryview) -> None:
     """By numpy, which lets other threads of Python run meanwhile; a slice of a memoryview does not."""
     import numpy as np
 
-    target, source = np.frombuffer(mapping, np.uint8, part.nbytes, offset), np.frombuffer(part, np.uint8)
+    target, source = np.asarray(mapping)[offset : offset + part.nbytes], np.frombuffer(part, np.uint8)
     half = part.nbytes // 2 if part.nbytes >= _SHARED_COPY_BYTES else 0
     if half:
         helper = threading.Thread(target=np.copyto, args=(target[:half], source[:half]))
@@ -468,13 +464,13 @@ def _needed(segment: Segment) -> int:
     return sum(map(_aligned, segment.sizes))
 
 
-def _views(mapping: mmap.mmap, segment: Segment, ref: Any) -> list[Any]:
+def _views(mapping: Mapping, segment: Segment, ref: Any) -> list[Any]:
     """Read-only arrays of the segment's parts, which keep `ref`."""
     import numpy as np
 
-    class_, offset, views = _shared_array_class(np), 0, []
+    whole, offset, views = np.asarray(mapping).view(_shared_array_class(np)), 0, []
     for size in segment.sizes:
-        array = np.frombuffer(mapping, np.uint8, size, offset).view(class_)
+        array = whole[offset : offset + size]
         array.flags.writeable = False
         array.ref = ref
         views.append(array)
