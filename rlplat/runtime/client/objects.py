@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rlplat.errors import NotInitialized, ObjectStoreFull, UsageError
+from rlplat.runtime.client.forked import ForkedViews
 from rlplat.runtime.core.callbacks import Callbacks
 from rlplat.runtime.core.gone import Dead, Gone
 from rlplat.runtime.core.owner.book import Book, Entry, after_death
@@ -83,6 +84,7 @@ class Objects:
             messages.FreeSegments,
             lambda _, m: (self.store.lose if m.are_lost else self.store.free)(*m.names),
         )
+        self._forked = ForkedViews(link, lambda: [self.add_ref(*key) for key in self.store.viewed()])
         link.chore(self.collect, self._look_again_s, self.dropped, self.book.freed)
 
     # ---------------------------------------------------------------- refs
@@ -475,6 +477,7 @@ class Objects:
             self.store.drop_spares(1 << 62)
 
     def close(self) -> None:
+        self._forked.close()
         self.store.close()
 
 

@@ -160,7 +160,7 @@ class Reader:
         for _ in range(_READS):
             assert value.segment is not None
             try:
-                return self._objects.store.read(value.segment, ref)
+                return self._objects.store.read(value.segment, ref, (owner, id))
             except BytesMissing:  # not kept: its traceback would hold this frame, and with it `ref`
                 pass
             value = self._recover(owner, id, value.segment.name, deadline)

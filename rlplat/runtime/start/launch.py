@@ -29,7 +29,7 @@ def main() -> None:
     config = json.loads(line)
     sys.path[:] = config["sys_path"]
     adopt_orphans()
-    raise_file_limit()  # the node has two files for each worker, which inherit it; the user's own process keeps its limit
+    raise_file_limit()  # the node has two files for each worker; these inherit it, the user's own process does not
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     if os.fork():

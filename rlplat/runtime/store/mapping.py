@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 from rlplat.errors import ObjectStoreFull
+from rlplat.runtime.wire.values import Key
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -27,6 +28,8 @@ class Mapping:
 
     def __init__(self, name: str, descriptor: int, size: int, flags: int, protection: int) -> None:
         self.name, self.size = name, size
+        self.key: Key | None = None
+        """Of the object whose views it has."""
         self._address: int | None = None
         address = _libc.mmap(None, size, protection, flags, descriptor, 0)
         if address == _FAILED:

@@ -34,7 +34,7 @@ from rlplat.runtime.process.signals import uninterrupted
 from rlplat.runtime.store.account import Account
 from rlplat.runtime.store.mapping import Mapping, to_change, to_fill, to_read
 from rlplat.runtime.wire.codec import Packed, unpack
-from rlplat.runtime.wire.values import Segment
+from rlplat.runtime.wire.values import Key, Segment
 
 _ALIGN = 64
 _SPARE_BYTES = 512 << 20
@@ -92,6 +92,8 @@ class Store:
         self._spare_bytes = 0
         self._moving: dict[str, _Own] = {}
         self._mappings: OrderedDict[str, Mapping] = OrderedDict()
+        self._live = weakref.WeakSet[Mapping]()
+        """Those above, and others that only views keep."""
         self._mappings_lock = threading.Lock()
 
     def _path(self, name: str, is_spilled: bool = False) -> str:
@@ -339,26 +341,29 @@ class Store:
 
     # -- readers
 
-    def read(self, segment: Segment, ref: Any) -> Any:
+    def read(self, segment: Segment, ref: Any, key: Key | None = None) -> Any:
         """Unpickle a value in place: its arrays are read-only views that keep `ref`, and so the segment, alive.
 
         Tensors, which cannot be read-only, are views of memory that is copied when it is written.
         """
-        views = self._mapped(segment, ref)
+        views = self._mapped(segment, ref, key)
         return unpack(memoryview(views[0]), [memoryview(view) for view in views[1:]])
 
     @uninterrupted
-    def _mapped(self, segment: Segment, ref: Any) -> list[Any]:
+    def _mapped(self, segment: Segment, ref: Any, key: Key | None) -> list[Any]:
         """Its parts, bytes each."""
         with self._mappings_lock:  # `drop_mappings` must not come between a mapping and its views
             mapping = None if segment.is_writable else self._mappings.get(segment.name)
             if mapping is not None and mapping.size >= _needed(segment):
+                mapping.key = key
                 return _views(mapping, segment, ref)
         # Without the lock: it may wait for as long as the bytes go to disk.
         descriptor = self._open(segment)
         try:
             with self._mappings_lock:
-                return _views(self._map(segment, descriptor), segment, ref)
+                mapping = self._map(segment, descriptor)
+                mapping.key = key
+                return _views(mapping, segment, ref)
         finally:
             os.close(descriptor)
 
@@ -367,10 +372,12 @@ class Store:
         if size < _needed(segment):
             raise ObjectLost(f"segment {segment.name} is shorter than its description")
         if segment.is_writable:  # for one reading
-            return to_change(segment.name, descriptor, size)
-        mapping = self._mappings[segment.name] = to_read(segment.name, descriptor, size)
-        if len(self._mappings) > _MAX_MAPPINGS:
-            self._mappings.popitem(last=False)
+            mapping = to_change(segment.name, descriptor, size)
+        else:
+            mapping = self._mappings[segment.name] = to_read(segment.name, descriptor, size)
+            if len(self._mappings) > _MAX_MAPPINGS:
+                self._mappings.popitem(last=False)
+        self._live.add(mapping)
         return mapping
 
     def _open(self, segment: Segment) -> int:
@@ -411,6 +418,12 @@ class Store:
                 mapping = weakref.ref(self._mappings.pop(name))
                 if (viewed := mapping()) is not None:
                     self._mappings[name] = viewed
+
+    def viewed(self) -> list[Key]:
+        """The keys of objects with a view in this process."""
+        self.drop_mappings()
+        with self._mappings_lock:
+            return [mapping.key for mapping in self._live if mapping.key is not None]
 
     def take_over(self, segment: Segment) -> Segment:
         """Its creator died: a name of our own for the same bytes, before the node removes the creator's files."""

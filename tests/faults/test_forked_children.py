@@ -1,0 +1,98 @@
+"""Processes that user code forks while it has views of shared memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlplat
+from rlplat.runtime.client.client import Client
+from rlplat.runtime.refs import backend
+from tests.faults.programs import eventually
+
+pytestmark = pytest.mark.process
+
+SIZE = 1 << 17
+
+
+class Child:
+    """A fork that says the sum of an array when it is told to."""
+
+    def __init__(self, array: Any) -> None:
+        order, self._order = os.pipe()
+        self._answer, answer = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.read(order, 1)
+            os.write(answer, str(float(array.sum())).encode())
+            os._exit(0)
+        os.close(order)
+        os.close(answer)
+
+    def sum(self) -> str:
+        os.write(self._order, b"x")
+        text = os.read(self._answer, 100).decode()
+        os.waitpid(self.pid, 0)
+        os.close(self._order)
+        os.close(self._answer)
+        return text
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    rlplat.init(num_cpus=1, num_gpus=0)
+    made = backend()
+    assert isinstance(made, Client)
+    yield made
+    rlplat.shutdown()
+
+
+def num_objects(client: Client) -> int:
+    with client.link.lock:
+        client.objects.collect()
+        return len(client.objects.book.entries) + len(client.objects.borrows)
+
+
+@pytest.mark.parametrize("then", ["written anew", "truncated"])
+def test_a_child_s_views_outlive_those_of_its_parent(client: Client, then: str) -> None:
+    """Before, it read the next value, or got SIGBUS."""
+    array = rlplat.get(rlplat.put(np.full(SIZE, 1.0)))
+    child = Child(array)
+    del array
+    again = [rlplat.put(np.full(SIZE, 2.0)) for _ in range(2)] if then == "written anew" else []
+    num_objects(client)
+    client.objects.drop_spares()
+    assert child.sum() == str(float(SIZE))
+    del again
+    assert eventually(lambda: not num_objects(client)), "held no longer than the child lives"
+
+
+def test_what_a_worker_forks_keeps_views_of_arguments_and_of_tensors(client: Client) -> None:
+    torch = pytest.importorskip("torch")
+
+    @rlplat.remote
+    class Actor:
+        def fork(self, array: Any, tensor: Any) -> None:
+            self.children = [Child(array), Child(tensor)]
+
+        def collect(self) -> None:
+            """Whoever calls it has heard of what this process has dropped."""
+
+        def sums(self) -> list[str]:
+            return [child.sum() for child in self.children]
+
+    actor = Actor.remote()
+    values = [rlplat.put(np.full(SIZE, 1.0)), rlplat.put(torch.full((SIZE,), 1.0))]
+    rlplat.get(actor.fork.remote(*values))
+    del values
+    rlplat.get([actor.collect.remote() for _ in range(2)])
+    num_objects(client)
+    again = [rlplat.put(np.full(SIZE, 2.0)), rlplat.put(torch.full((SIZE,), 2.0))]
+    client.objects.drop_spares()
+    assert rlplat.get(actor.sums.remote()) == [str(float(SIZE))] * 2
+    del again, actor
+    assert eventually(lambda: not num_objects(client))
