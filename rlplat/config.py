@@ -9,7 +9,6 @@ Complaints read like `unknown key 'learning_rte' in configs/ppo/Pong.yaml:7; did
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import re
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Layer",
     "closest",
-    "require_fields",
     "dump",
     "dump_values",
     "layer_from_arguments",
@@ -103,16 +101,6 @@ def dump_values(values: Mapping[str, Any]) -> str:
 
     Dumper.add_representer(str, text)
     return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True)
-
-
-def require_fields(owner: type[Any], section: str, values: Mapping[str, Any]) -> None:
-    """ConfigError for a key that the dataclass `owner` has no field for; `section`: what users call it."""
-    names = [each.name for each in dataclasses.fields(owner)]
-    for name in values:
-        if name not in names:
-            raise ConfigError(
-                f"{section} has no setting '{name}'{closest(name, names)}; there are {', '.join(names)}"
-            )
 
 
 def closest(word: str, candidates: Iterable[str]) -> str:

@@ -12,30 +12,28 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from typing import Annotated, Self
 
-from rlplat.errors import ConfigError
-from rlplat.serve.files.checking import require_types
+from pydantic import Field, model_validator
+
+from rlplat.section import Count, Seconds, Section
 
 
-@dataclass(frozen=True)
-class Autoscale:
-    min_replicas: int = 1
-    max_replicas: int = 4
-    target_ongoing: float = 2.0
+class Autoscale(Section):
+    min_replicas: Count = 1
+    max_replicas: Count = 4
+    target_ongoing: Annotated[float, Field(gt=0)] = 2.0
     """Requests of a replica, running or waiting, that are just right."""
-    up_after_s: float = 2.0
-    down_after_s: float = 60.0
+    up_after_s: Seconds = 2.0
+    down_after_s: Seconds = 60.0
 
-    def __post_init__(self) -> None:
-        require_types(self, "autoscale.")
-        if not 1 <= self.min_replicas <= self.max_replicas:
-            raise ConfigError(
-                f"autoscale needs 1 <= min_replicas <= max_replicas, not {self.min_replicas} and {self.max_replicas}"
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas={self.min_replicas} is more than max_replicas={self.max_replicas}"
             )
-        for name in ("target_ongoing", "up_after_s", "down_after_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"autoscale.{name} is a positive number, not {getattr(self, name)}")
+        return self
 
 
 class Autoscaler:

@@ -26,10 +26,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from rlplat.errors import ConfigError
-from rlplat.serve.files.checking import require_types
+from rlplat.section import Count, Section
 from rlplat.serve.multiplexing import no_model_request
 from rlplat.serve.refusals import busy
 
@@ -37,15 +39,14 @@ INLINE_S = 1e-3
 """A function that takes longer runs in a thread, so that the event loop goes on reading requests."""
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(Section):
     """The option `batch` of a deployment: one of its methods takes a list of inputs and returns a list of as many
     results, while its callers give one input each and get its result. An exception in the returned list is raised for
     its caller alone."""
 
-    max_size: int = 64
+    max_size: Count = 64
     """Rows of a batch, at most."""
-    max_wait_ms: float = 0.0
+    max_wait_ms: Annotated[float, Field(ge=0)] = 0.0
     """How long the oldest input may wait for others; 0: a batch is what waits when the method gets free."""
     method: str = "__call__"
     many: bool = False
@@ -54,13 +55,6 @@ class Batch:
     retry_singly: bool = False
     """A method that raises is called again, once with each call's input alone, so that only those fail with which it
     raises. Its effects happen twice then."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "batch.")
-        if self.max_size < 1:
-            raise ConfigError(f"max_size of a batch is a whole number, 1 or more, not {self.max_size}")
-        if not 0 <= self.max_wait_ms < math.inf:
-            raise ConfigError(f"max_wait_ms of a batch is 0 or more milliseconds, not {self.max_wait_ms}")
 
 
 @dataclass
@@ -346,7 +340,7 @@ def batch(
 ) -> Any:
     """Decorator of an `async def` method that takes a list of inputs and returns a list of results; callers give one
     input and get one result. An exception in the returned list is raised for its caller alone."""
-    options = Batch(max_size, max_wait_ms, retry_singly=retry_singly)
+    options = Batch(max_size=max_size, max_wait_ms=max_wait_ms, retry_singly=retry_singly)
 
     def decorate(function: Any) -> Any:
         if not inspect.iscoroutinefunction(function):

@@ -12,48 +12,49 @@ with serve.run(app) as running: ...
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError
+from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.serve.autoscale import Autoscale
 from rlplat.serve.batching import Batch
-from rlplat.serve.files.checking import made, require_types
 from rlplat.serve.http.sharing import CANARY, canary_replicas
 
 
-@dataclass(frozen=True)
-class DeploymentOptions:
+class DeploymentOptions(Section):
     name: str = ""
     """In routes, logs and metrics; of the class by default."""
-    num_replicas: int = 1
-    max_concurrency: int = 100
+    num_replicas: Count = 1
+    max_concurrency: Count = 100
     """Requests that run at once in a replica."""
-    max_queued: int = 200
+    max_queued: CountOrZero = 200
     """Requests that wait behind them; those beyond are refused: 503 with Retry-After, `Busy` by a handle."""
-    request_timeout_s: float = 60.0
+    request_timeout_s: Seconds = 60.0
     """A request that has no answer by then is cancelled: 504, `DeadlineExceeded` by a handle."""
-    drain_timeout_s: float = 30.0
+    drain_timeout_s: Seconds = 30.0
     """For the requests that run when a replica is to end."""
-    start_timeout_s: float = 600.0
+    start_timeout_s: Seconds = 600.0
     """For a replica's start, its process being there: imports, constructor, `reconfigure`. One that takes longer is
     ended and replaced, as one that fails to start."""
-    health_check_period_s: float = 10.0
+    health_check_period_s: Seconds = 10.0
     """A replica is asked so often whether it works: its `check_health()`, if it has one, raises where it does not."""
-    health_check_timeout_s: float = 30.0
+    health_check_timeout_s: Seconds = 30.0
     """One that gives no answer for so long is ended and replaced; so is one whose `check_health` raises three times in
     a row, and one whose thread is blocked by a `def` for longer than this and request_timeout_s."""
-    max_body_bytes: int = 64 << 20
+    max_body_bytes: Count = 64 << 20
     """Of a request over HTTP, and of a message of a WebSocket up to 16 MiB: 413, close code 1009."""
-    max_held_bytes: int = 128 << 20
+    max_held_bytes: Count = 128 << 20
     """Of all bodies and messages together that a replica holds: 503 with Retry-After, close code 1013."""
-    max_connections: int = 4096
+    max_connections: Count = 4096
     """Of a replica; those beyond wait to be accepted."""
-    num_cpus: float = 0.0
-    num_gpus: float = 0.0
-    resources: dict[str, float] = field(default_factory=dict)
+    num_cpus: Annotated[float, Field(ge=0)] = 0.0
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    resources: dict[str, float] = {}
     """Of each replica; also num_cpus and num_gpus by these names."""
     autoscale: Autoscale | None = None
     batch: Batch | None = None
@@ -61,55 +62,23 @@ class DeploymentOptions:
     user_config: Any = None
     """Given to the object's `reconfigure(user_config)`: at its start, and when it changes, without a restart."""
 
-    def __post_init__(self) -> None:
-        require_types(self)
-        for name in (
-            "num_replicas",
-            "max_concurrency",
-            "max_body_bytes",
-            "max_held_bytes",
-            "max_connections",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is 1 or more, not {getattr(self, name)}")
-        if self.max_queued < 0:
-            raise ConfigError(f"max_queued is 0 or more, not {self.max_queued}")
-        for name in (
-            "request_timeout_s",
-            "drain_timeout_s",
-            "start_timeout_s",
-            "health_check_period_s",
-            "health_check_timeout_s",
-        ):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is a positive number of seconds, not {getattr(self, name)}")
+    @model_validator(mode="after")
+    def _can_be_met(self) -> Self:
         if self.max_held_bytes < self.max_body_bytes:
-            raise ConfigError(
-                f"max_body_bytes is {self.max_body_bytes:,}, and all bodies together, max_held_bytes, "
-                f"{self.max_held_bytes:,}: raise that too"
+            raise ValueError(
+                f"max_body_bytes={self.max_body_bytes} is more than all bodies together, max_held_bytes="
+                f"{self.max_held_bytes}: raise that too"
             )
         if self.batch is not None and not self.batch.many and self.batch.max_size > self.max_concurrency:
-            raise ConfigError(
+            raise ValueError(
                 f"a batch of {self.batch.max_size} never fills where {self.max_concurrency} requests run at once: "
                 "raise max_concurrency, or lower max_size of batch"
             )
+        return self
 
-
-OPTIONS = tuple(each.name for each in fields(DeploymentOptions))
-
-
-def changed_options(options: DeploymentOptions, changes: dict[str, Any]) -> DeploymentOptions:
-    """ConfigError, with a suggestion, for what is no option."""
-    for name in changes:
-        if name not in OPTIONS:
-            raise ConfigError(
-                f"serve.deployment has no option '{name}'{closest(name, OPTIONS)}; there are {', '.join(OPTIONS)}"
-            )
-    kinds = {"autoscale": Autoscale, "batch": Batch}
-    changes = {
-        name: made(kinds[name], name, value) if name in kinds else value for name, value in changes.items()
-    }
-    return replace(options, **changes)
+    def changed(self, changes: Mapping[str, Any]) -> DeploymentOptions:
+        """ConfigError, with a suggestion, for what is no option."""
+        return DeploymentOptions(**{**dict(self), **changes})
 
 
 @dataclass(frozen=True)
@@ -123,7 +92,7 @@ class Deployment:
         return self.options_.name or self.target.__name__
 
     def options(self, **changes: Any) -> Deployment:
-        return replace(self, options_=changed_options(self.options_, changes))
+        return replace(self, options_=self.options_.changed(changes))
 
     def bind(self, *args: Any, **kwargs: Any) -> Application:
         """Arguments of the class's constructor; an `Application` among them arrives as its handle."""
@@ -150,7 +119,7 @@ def deployment(target: Any = None, **options: Any) -> Any:
     def decorate(target: Any) -> Deployment:
         if not callable(target):
             raise ConfigError(f"serve.deployment is for a class or a function, not {type(target).__name__}")
-        return Deployment(target, changed_options(DeploymentOptions(), options))
+        return Deployment(target, DeploymentOptions(**options))
 
     return decorate if target is None else decorate(target)
 

@@ -79,8 +79,9 @@ def test_where_least_and_most_are_equal_nothing_moves() -> None:
 
 @pytest.mark.parametrize(
     ("bad", "text"),
-    [({"min_replicas": 0}, "1 <= min"), ({"min_replicas": 5}, "1 <= min"), ({"target_ongoing": math.nan}, "positive"),
-     ({"max_replica": 3}, "did you mean 'max_replicas'"), (4, r"serve\.Autoscale\(min_replicas=\.\.\.\), not 4")],
+    [({"min_replicas": 0}, "'autoscale.min_replicas'"), ({"min_replicas": 5}, "min_replicas=5 is more than"),
+     ({"target_ongoing": math.nan}, "'autoscale.target_ongoing'"), ({"max_replica": 3}, "did you mean"),
+     (4, "bad value for 'autoscale'")],
 )  # fmt: skip
 def test_senseless_settings_are_refused(bad: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):

@@ -158,7 +158,7 @@ def _same_canary(one: Wanted, other: Wanted) -> bool:
 def _application(wanted: Wanted, name: str) -> Application:
     settings = wanted.settings
     if settings.app is not None:
-        return with_options(load_application(settings.app), settings.deployments)
+        return with_options(load_application(settings.app), settings.options)
     assert settings.run is not None
     return policy_application(
         settings.run,

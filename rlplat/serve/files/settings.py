@@ -18,7 +18,7 @@ from rlplat.config import load_yaml, resolve
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded, user_path
 from rlplat.section import Count, Section
-from rlplat.serve.deployments import DeploymentOptions, changed_options
+from rlplat.serve.deployments import DeploymentOptions
 
 
 class CanarySettings(Section):
@@ -42,7 +42,7 @@ class ApplicationSettings(Section):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     token_file: str | None = None
     """Its content is what callers must show; needed beyond this machine."""
-    deployments: dict[str, dict[str, Any]] = {}
+    deployments: dict[str, DeploymentOptions] = {}
     """Of an app: options by the deployment's name, in place of those in the program."""
     checkpoint: str | None = None
     """Of a run: latest, best or step_N."""
@@ -73,13 +73,14 @@ class ApplicationSettings(Section):
             if found & set(others) or not found & set(expected.split(" or ")):
                 raise ValueError(f"canary needs {expected}, and has {', '.join(sorted(found))}")
         for name, options in self.deployments.items():
-            if "name" in options:
+            if "name" in options.model_fields_set:
                 raise ValueError(f"deployments.{name}: name is set in the program")
-            try:
-                changed_options(DeploymentOptions(), options)
-            except (ConfigError, TypeError) as error:
-                raise ValueError(f"deployments.{name}: {error}") from None
         return self
+
+    @property
+    def options(self) -> dict[str, dict[str, Any]]:
+        """Of an app: those that are said, by the deployment's name."""
+        return {name: options.model_dump(exclude_unset=True) for name, options in self.deployments.items()}
 
 
 class ServeSettings(Section):
@@ -223,8 +224,9 @@ def _change(old: Wanted, new: Wanted) -> Change:
         return Update()
     num_replicas: dict[str, int] = {}
     user_configs: dict[str, Any] = {}
-    for name in {*was["deployments"], *to["deployments"]}:
-        before, after = was["deployments"].get(name, {}), to["deployments"].get(name, {})
+    was, to = old.settings.options, new.settings.options
+    for name in {*was, *to}:
+        before, after = was.get(name, {}), to.get(name, {})
         for option in {*before, *after}:
             if before.get(option) == after.get(option):
                 continue
