@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
 
 import rlplat
 from rlplat.data_parallel.group import PLACE_S, RankGroup
-from rlplat.errors import ConfigError, InfeasibleResources
+from rlplat.errors import InfeasibleResources
+from rlplat.section import Count, CountOrZero, Seconds, Section
+from rlplat.setting_types import Words
+
+Amount = Annotated[float, Field(gt=0)]
 
 
-@dataclass(frozen=True)
-class TrainerSettings:
-    num_workers: int | tuple[int, int] = 1
+class TrainerSettings(Section):
+    num_workers: Annotated[
+        Count | tuple[Count, Count], Words("a number of ranks from 1 on, or (least, most)")
+    ] = 1
     """Ranks; (least, most): as many as there is room for, at the beginning, after a loss and at a checkpoint."""
     use_gpu: bool = False
     """A GPU for each rank."""
-    resources: Mapping[str, float] | None = None
+    resources: dict[str, Amount] | None = None
     """Of each rank, e.g. {"cpu": 2, "gpu": 0.5}; None: one CPU, and a GPU with `use_gpu`."""
     seed: int = 0
-    max_failures: int = 3
+    max_failures: CountOrZero = 3
     """Losses of ranks in a row, without a new checkpoint in between, before the run is given up."""
-    hang_timeout_s: float = 120.0
+    hang_timeout_s: Seconds = 120.0
     """How long ranks wait for one that does not take part in an exchange, before it counts as lost."""
-    place_timeout_s: float = PLACE_S
+    place_timeout_s: Annotated[float, Field(ge=0)] = PLACE_S
     """How long to wait for room for all ranks, before fewer are taken, or the run is given up."""
 
-    def __post_init__(self) -> None:
-        least, most = self.num_ranks
-        if not 1 <= least <= most:
-            raise ConfigError(
-                f"num_workers must be a number of ranks from 1 on, or (least, most), not {self.num_workers!r}"
-            )
-        if not self.hang_timeout_s > 0:
-            raise ConfigError(f"hang_timeout_s must be seconds above 0, not {self.hang_timeout_s!r}")
-        demand = self.demand
-        if not demand or any(not amount > 0 for amount in demand.values()):
-            raise ConfigError(f"resources must be amounts above 0 for each rank, not {self.resources!r}")
+    @field_validator("num_workers")
+    @classmethod
+    def _in_order(cls, given: Any) -> Any:
+        if isinstance(given, tuple) and given[0] > given[1]:
+            raise ValueError("must be (least, most)")
+        return given
 
     @property
     def num_ranks(self) -> tuple[int, int]:
         given = self.num_workers
-        if isinstance(given, (tuple, list)) and len(given) == 2 and all(type(one) is int for one in given):
-            return given[0], given[1]
-        return (given, given) if type(given) is int else (0, 0)
+        return given if isinstance(given, tuple) else (given, given)
 
     @property
     def demand(self) -> dict[str, float]:
@@ -78,19 +76,14 @@ class TrainerSettings:
         )
 
 
-PRECISIONS = ("float32", "bfloat16", "float16")
-SHARDINGS = ("none", "full")
-
-
-@dataclass(frozen=True)
-class TorchOptions:
+class TorchOptions(Section):
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the forward pass (autocast); weights stay float32. float16 scales the loss."""
     sharding: Literal["none", "full"] = "none"
     """"full": parameters, gradients and optimizer states are divided among the ranks (FSDP2)."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Batches of each rank in one step."""
-    max_gradient_norm: float | None = None
+    max_gradient_norm: Amount | None = None
     find_unused_parameters: bool = False
     compile: bool = False
     deterministic: bool = False
@@ -98,19 +91,12 @@ class TorchOptions:
     backend: str | None = None
     """None: nccl on GPUs, gloo on CPUs."""
 
-    def check(self) -> None:
-        """ConfigError for a value that cannot be meant."""
-        if self.precision not in PRECISIONS:
-            raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, not {self.precision!r}")
-        if self.sharding not in SHARDINGS:
-            raise ConfigError(f"sharding must be 'none' or 'full' (FSDP), not {self.sharding!r}")
-        if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:
-            raise ConfigError(f"accumulate must be a whole number of batches, not {self.accumulate!r}")
-        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
-            raise ConfigError(f"max_gradient_norm must be above 0, not {self.max_gradient_norm!r}")
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
         if self.sharding == "full" and self.precision == "float16":
-            raise ConfigError("sharding='full' has no loss scaling: precision='bfloat16', or sharding='none'")
+            raise ValueError("sharding='full' has no loss scaling: precision='bfloat16', or sharding='none'")
         if self.sharding == "full" and self.find_unused_parameters:
-            raise ConfigError(
+            raise ValueError(
                 "find_unused_parameters is DistributedDataParallel's: sharding='full' needs it not"
             )
+        return self

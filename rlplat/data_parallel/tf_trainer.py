@@ -51,15 +51,8 @@ class TFTrainer(LoopTrainer):
         """
         if importlib.util.find_spec("tensorflow") is None:
             raise MissingExtra("tensorflow", "tf", "TFTrainer")
-        settings = TrainerSettings(
-            num_workers=num_workers,
-            use_gpu=use_gpu,
-            resources=resources,
-            seed=seed,
-            max_failures=max_failures,
-            hang_timeout_s=hang_timeout_s,
-            place_timeout_s=place_timeout_s,
-        )
+        given = locals()
+        settings = TrainerSettings(**{name: given[name] for name in TrainerSettings.model_fields})
         if 0 < settings.demand.get("GPU", 0) < 1:
             raise ConfigError("TensorFlow takes no part of a GPU: a whole one for each rank, use_gpu=True")
         super().__init__(settings, {}, config, train_loop, out=out, resume=resume, keep=keep)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rlplat.data_parallel.loop_trainer import LoopTrainer
@@ -66,15 +65,8 @@ class TorchTrainer(LoopTrainer):
         """
         if use_fp16:
             options.setdefault("precision", "float16")
-        settings = TrainerSettings(
-            num_workers=num_workers,
-            use_gpu=use_gpu,
-            resources=resources,
-            seed=seed,
-            max_failures=max_failures,
-            hang_timeout_s=hang_timeout_s,
-            place_timeout_s=place_timeout_s,
-        )
+        given = locals()
+        settings = TrainerSettings(**{name: given[name] for name in TrainerSettings.model_fields})
         torch_options = options_of(options, settings.demand)
         super().__init__(settings, torch_options, config, train_loop, out=out, resume=resume, keep=keep)
         creators = (model_creator, data_creator, optimizer_creator, loss_creator, scheduler_creator)
@@ -119,18 +111,11 @@ class TorchTrainer(LoopTrainer):
 
 def options_of(given: dict[str, Any], demand: Mapping[str, float]) -> dict[str, Any]:
     """The checked settings of torch, for each rank; demand: of a rank, by the cluster's names."""
-    known = TorchOptions.__dataclass_fields__
-    for name in given:
-        if name not in known:
-            raise ConfigError(
-                f"TorchTrainer has no setting {name!r}; of torch's there are {', '.join(known)}"
-            )
     options = TorchOptions(**given)
-    options.check()
     if 0 < demand.get("GPU", 0) < 1:
         if options.backend == "nccl":
             raise ConfigError(
                 "nccl refuses two ranks on one GPU: backend='gloo', or a whole GPU for each rank"
             )
-        return asdict(options) | {"backend": options.backend or "gloo"}
-    return asdict(options)
+        return dict(options) | {"backend": options.backend or "gloo"}
+    return dict(options)
