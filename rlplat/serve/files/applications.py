@@ -14,7 +14,17 @@ from rlplat.given.raised_at import raised_here
 from rlplat.listening import read_token
 from rlplat.serve.deployments import Application, with_options
 from rlplat.serve.files.application_file import load_application
-from rlplat.serve.files.settings import Adjust, ChangeCanary, Restart, Start, Stop, Update, Wanted, changes
+from rlplat.serve.files.settings import (
+    Adjust,
+    ApplicationSettings,
+    ChangeCanary,
+    Restart,
+    Start,
+    Stop,
+    Update,
+    Wanted,
+    changes,
+)  # fmt: skip
 from rlplat.serve.policies.serving import deployment_of, policy_application, serve_policy
 from rlplat.serve.running import Running, run
 
@@ -119,17 +129,9 @@ class Applications:
             app = _application(wanted, name)
             return run(app, host=settings.host, port=settings.port, token=token)
         return serve_policy(
-            settings.run,
-            settings.checkpoint,
-            policy=settings.policy,
-            name=name,
-            num_replicas=settings.replicas,
-            host=settings.host,
-            port=settings.port,
-            token=token,
-            follow=settings.follow,
-            max_rows=settings.max_rows,
-        )
+            **_of_run(settings, name),
+            host=settings.host, port=settings.port, token=token, follow=settings.follow,
+        )  # fmt: skip
 
     def __enter__(self) -> Applications:
         if not rlplat.is_initialized():  # one cluster for all of them
@@ -159,12 +161,15 @@ def _application(wanted: Wanted, name: str) -> Application:
     settings = wanted.settings
     if settings.app is not None:
         return with_options(load_application(settings.app), settings.options)
-    assert settings.run is not None
-    return policy_application(
-        settings.run,
-        settings.checkpoint,
-        policy=settings.policy,
-        name=name,
-        num_replicas=settings.replicas,
-        max_rows=settings.max_rows,
-    )
+    return policy_application(**_of_run(settings, name))
+
+
+def _of_run(settings: ApplicationSettings, name: str) -> dict[str, Any]:
+    return {
+        "path": settings.run,
+        "checkpoint": settings.checkpoint,
+        "policy": settings.policy,
+        "name": name,
+        "num_replicas": settings.replicas,
+        "max_rows": settings.max_rows,
+    }

@@ -25,30 +25,18 @@ def serve_policy(
     checkpoint: str | None = None,
     *,
     policy: str = "",
-    name: str = "",
-    num_replicas: int = 1,
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str = "",
     follow: bool = False,
-    max_rows: int = 256,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    **more: Any,
 ) -> Running:
     """Serve the agent of a run, of one of its checkpoints, or of a file that `rlplat export` wrote.
 
-    checkpoint: latest, best or step_N; policy: which one, where the run has several; name: of the model (that of the
-    run's directory); follow: newer weights of the run are taken as they appear; max_rows: of a forward pass.
+    follow: newer weights of the run are taken as they appear; the others, and `more`: see `policy_application`.
     """
-    app = policy_application(
-        path,
-        checkpoint,
-        policy=policy,
-        name=name,
-        num_replicas=num_replicas,
-        follow=follow,
-        max_rows=max_rows,
-        say=say,
-    )
+    app = policy_application(path, checkpoint, policy=policy, follow=follow, say=say, **more)
     running = run(app, host=host, port=port, token=token, say=say)
     if follow:
         agent = app.deployment.options_.user_config
@@ -67,7 +55,11 @@ def policy_application(
     max_rows: int = 256,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> Application:
-    """What `serve.run` takes: arguments as of `serve_policy`; the agent is the deployment's user_config."""
+    """What `serve.run` takes; the agent is the deployment's user_config.
+
+    checkpoint: latest, best or step_N; policy: which one, where the run has several; name: of the model (that of the
+    run's directory); max_rows: of a forward pass.
+    """
     path = user_path(path)
     agent: Any
     if path.suffix == ".onnx":
