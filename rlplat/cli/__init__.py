@@ -29,9 +29,7 @@ _GROUPS = {
         "record": "write episodes of a trained agent to a data set, to learn from",
         "track": "copy a run to wandb, mlflow, trackio or aim, while it trains or later",
     },
-    "tune": {
-        "tune": "search for the best config: many trials, from a file or from flags",
-    },
+    "tune": {"tune": "search for the best config: many trials, from a file or from flags"},
     "export and serve": {
         "export": "a trained policy as one .onnx file, for programs without rlplat",
         "serve": "put a trained agent, or any Python, behind a port",

@@ -43,14 +43,7 @@ class Client:
         self._retry_s = retry_s
         self.url = url
 
-    def act(
-        self,
-        obs: Any,
-        *,
-        mask: Any = None,
-        greedy: bool = True,
-        outputs: Sequence[str] = (),
-    ) -> Any:
+    def act(self, obs: Any, *, mask: Any = None, greedy: bool = True, outputs: Sequence[str] = ()) -> Any:
         """The action, or with outputs (`log_prob`, `value`) the whole answer as a dict. One observation or many, as
         with `rlplat.load(RUN).act`. Refused, with the server's status, code and message, for what does not fit."""
         answer = self.request("POST", "/v1/act", _body(obs, mask, greedy, outputs))

@@ -114,11 +114,7 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
         in_optunas_terms = distributions(space)
         study.distributions = lambda params: {name: in_optunas_terms[name] for name in params}
         searcher = make_searcher(
-            spec.searcher,
-            space,
-            seed=spec.seed,
-            num_samples=spec.num_samples,
-            modes=spec.mode,
+            spec.searcher, space, seed=spec.seed, num_samples=spec.num_samples, modes=spec.mode
         )
         for note in [*kind.notes(spec.sample_config()), *([searcher.notice] if searcher.notice else [])]:
             view.say(note)

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def cluster_parser(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=f"rlplat {command}",
-        description=description,
-        epilog=epilog,
-    )
+    parser = Parser(prog=f"rlplat {command}", description=description, epilog=epilog)
     parser.add_argument("cluster", metavar="CLUSTER.yaml", help="the file that describes the cluster")
     return parser
 

@@ -102,15 +102,7 @@ def _summary(counts: dict[str, dict[str, Any]], as_json: bool) -> int:
     if as_json:
         print_json(counts)
         return 0
-    states = [
-        "running",
-        "queued",
-        "waiting-worker",
-        "waiting-actor",
-        "waiting-args",
-        "ended",
-        "failed",
-    ]
+    states = ["running", "queued", "waiting-worker", "waiting-actor", "waiting-args", "ended", "failed"]
     states = [state for state in states if any(row.get(state) for row in counts.values())]
     rows = [
         [

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rlplat.cli.look.cluster_view import (
-    chosen,
-    print_table,
-    refuse_cluster_file,
-    size_of,
-)
+from rlplat.cli.look.cluster_view import chosen, print_table, refuse_cluster_file, size_of
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError

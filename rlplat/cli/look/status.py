@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlplat.cli.look.cluster_view import (
-    amounts,
-    chosen,
-    print_silent,
-    print_table,
-    store_text,
-)
+from rlplat.cli.look.cluster_view import amounts, chosen, print_silent, print_table, store_text
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import Parser, command
 from rlplat.durations import duration_text

@@ -94,10 +94,7 @@ def _cluster_spec(cluster: ClusterSettings) -> Manifest:
     if cluster.autoscale is not None:
         kinds = cluster.autoscale.node_types
         timeout = math.ceil(cluster.autoscale.idle_timeout_s)
-        scaling = {
-            "enableInTreeAutoscaling": True,
-            "autoscalerOptions": {"idleTimeoutSeconds": timeout},
-        }
+        scaling = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"idleTimeoutSeconds": timeout}}
     groups = []
     for name, kind in cluster.node_types.items():
         if name == "head":

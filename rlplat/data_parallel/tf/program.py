@@ -77,10 +77,7 @@ class TFProgram(RankProgram):
         return context
 
     def set_up(
-        self,
-        creators: dict[str, Callable[..., Any]],
-        config: dict[str, Any],
-        state: dict[str, Any] | None,
+        self, creators: dict[str, Callable[..., Any]], config: dict[str, Any], state: dict[str, Any] | None
     ) -> None:
         tf.keras.utils.set_random_seed(self.settings.seed)  # as above
         settings = self.settings

@@ -117,10 +117,7 @@ class HttpServer:
         if self._lifespan.should_exit:
             raise RlplatError("the application's startup failed: the replica's log says why")
         self._protocol = partial(
-            Connection,
-            config=config,
-            server_state=self._state,
-            app_state=self._lifespan.state,
+            Connection, config=config, server_state=self._state, app_state=self._lifespan.state
         )
         self._loop = asyncio.get_running_loop()
         listening, give, take = fetch_sockets(door)

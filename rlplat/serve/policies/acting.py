@@ -19,14 +19,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import RlplatError
-from rlplat.serve.policies.bodies import (
-    RawRows,
-    Rows,
-    bad,
-    require_numbers,
-    require_outputs,
-    require_rows,
-)
+from rlplat.serve.policies.bodies import RawRows, Rows, bad, require_numbers, require_outputs, require_rows
 from rlplat.serve.policies.engine import Acted, Engine
 from rlplat.serve.policies.sessions import MAX_ID, Session, SessionBook
 from rlplat.serve.refusals import Refused

@@ -237,10 +237,7 @@ class PB2(PBT):
         low, spread = scores.min(), max(float(np.ptp(scores)), 1e-12)
 
         def point(at_score: float, params: dict[str, Any]) -> list[float]:
-            return [
-                (at_score - low) / spread,
-                *(self._numbers[name].share(params[name]) for name in numbers),
-            ]
+            return [(at_score - low) / spread, *(self._numbers[name].share(params[name]) for name in numbers)]
 
         x = np.array([point(p.score, p.params) for p in periods])
         times = np.array([p.begin for p in periods]) / self.perturbation_period

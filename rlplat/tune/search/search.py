@@ -126,12 +126,7 @@ class Searcher:
 
 
 def make_searcher(
-    settings: Searcher,
-    space: Space,
-    *,
-    seed: int,
-    num_samples: int,
-    modes: Sequence[str] = ("max",),
+    settings: Searcher, space: Space, *, seed: int, num_samples: int, modes: Sequence[str] = ("max",)
 ) -> Suggests:
     """modes: "max" or "min" for each objective. ConfigError: what cannot be; nothing is written anywhere."""
     settings = settings.checked()

@@ -327,13 +327,7 @@ def _try_searcher(spec: ExperimentSpec, space: Space) -> None:
     asked."""
     from rlplat.tune.search.search import make_searcher
 
-    make_searcher(
-        spec.searcher,
-        space,
-        seed=spec.seed,
-        num_samples=spec.num_samples,
-        modes=spec.mode,
-    )
+    make_searcher(spec.searcher, space, seed=spec.seed, num_samples=spec.num_samples, modes=spec.mode)
 
 
 def _try_configs(spec: ExperimentSpec, space: Space) -> None:
