@@ -58,6 +58,8 @@ class Waiters:
     def __init__(self, link: Link, on_cancelled: Callable[[ObjectRef], None]) -> None:
         """`on_cancelled`: a coroutine that awaited this was cancelled (called without the lock, in its thread)."""
         self._link, self.on_cancelled = link, on_cancelled
+        self.on_wait: Callable[[asyncio.Future[Any]], None] = lambda waiter: None
+        """A coroutine is about to wait for this (lock held, in its thread)."""
         self._inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopInbox] = (
             weakref.WeakKeyDictionary()
         )
@@ -81,6 +83,7 @@ class Waiters:
         inbox = self._inbox()
         waiter = inbox.running().create_future()
         self._waiters[waiter] = inbox
+        self.on_wait(waiter)
         self._flush_soon(inbox)
 
         def settle(value: Any) -> None:

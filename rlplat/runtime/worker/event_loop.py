@@ -100,6 +100,7 @@ class LoopRunner:
     def _ended(self, key: Key, group: str) -> None:
         self._tasks.pop(key, None)  # (two calls of one number: no caller of ours does that)
         self._begun.discard(key)
+        self._running.end_beside(key)
         self._cancelled.pop(key, None)
         if self._waiting[group] and self._ending is None:
             self._begin(*self._waiting[group].popleft(), group)

@@ -136,6 +136,7 @@ class ThreadRunner:
         except BaseException as error:  # not the user's: what his code raises is a reply
             reason = None
             self._actor.replies.not_executed(owner, message, error)
+        self._running.end_beside((owner, message.task))
         if reason is not None:
             self._ask_to_end(reason)
         with self._actor.link.lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections.abc import Callable
 from typing import Any
 
 Call = tuple[str, Any]
@@ -20,6 +21,9 @@ class Running:
     def __init__(self) -> None:
         self.call: Call | None = None
         self._main = threading.current_thread()
+        self._beside: set[Key] = set()
+        """Calls that threads and coroutines have begun and not ended."""
+        self.on_begin_beside: Callable[[], None] = lambda: None
 
     @property
     def key(self) -> Key | None:
@@ -34,6 +38,15 @@ class Running:
     def begin_beside(self, owner: str, message: Any) -> None:
         """This thread, or this coroutine, runs a call from now on."""
         _beside.set((owner, message))
+        self._beside.add((owner, message.task))
+        self.on_begin_beside()
+
+    def end_beside(self, key: Key) -> None:
+        self._beside.discard(key)
+
+    def keys(self) -> list[Key]:
+        """Of all calls that run (from any thread)."""
+        return list(self._beside) or [key for key in (self.key,) if key is not None]
 
     def here(self) -> Call | None:
         """The call that the asking code is part of; None in threads that the user's code has started."""

@@ -30,6 +30,7 @@ from rlplat.runtime.worker.actor import End
 from rlplat.runtime.worker.arguments import Arguments
 from rlplat.runtime.worker.executor import ENTRIES, Executor
 from rlplat.runtime.worker.interrupts import Interrupts
+from rlplat.runtime.worker.lending import Blocking, Lending
 from rlplat.runtime.worker.outflow import Outflows
 from rlplat.runtime.worker.queue import EndOfActor, Queue
 from rlplat.runtime.worker.replies import Replies
@@ -37,7 +38,6 @@ from rlplat.runtime.worker.running import Key, Running
 
 _FLUSH_S = 0.002
 _FLUSH_RESULTS = 256
-_BLOCKED_AFTER_S = 0.002
 _KEPT_CANCELS = 1000
 _FAREWELL_S, _END_S = 2.0, 10.0
 _MOST_RETURNS = 1 << 24
@@ -100,7 +100,8 @@ class Worker(Client):
         """The last calls that were cancelled after they had begun: see `is_cancelled`."""
         self._first_child = 0
         """Tasks of this process from this id on were submitted by the task that runs."""
-        self._is_blocked = False
+        self._lending = Lending(link, self._running, self._on_lend)
+        self.waiters.on_wait = self._lending.awaits
         self._exits = False
         link.on(messages.Code, self._on_code)
         for kind in (messages.Run, messages.RunFull, messages.Call, messages.CreateActor):
@@ -128,7 +129,7 @@ class Worker(Client):
         self.queue.calls.append((sender, message))
         if kind is messages.CreateActor:
             self._is_actor = True
-        if self._is_worn or (self._is_blocked and not self._is_actor):
+        if self._is_worn or (self._lending.is_lent and not self._is_actor):
             self._give_back()
 
     def _check_work(self, kind: type, message: Any) -> None:
@@ -176,7 +177,7 @@ class Worker(Client):
     def run(self) -> None:
         """Run work until told to exit."""
         calls, running, executor, clock = self.queue.calls, self._running, self.executor, self.link.clock
-        execute = executor.execute
+        execute, lending = executor.execute, self._lending
         num_results, flushed_at = 0, clock()
         while True:
             try:
@@ -207,6 +208,9 @@ class Worker(Client):
                     executor.pack()
                 num_results, flushed_at = 0, now
             running.call = None
+            if lending.waits and executor.runner is None:
+                with self._lock:
+                    lending.call_ended()
             if self.calls.records:
                 self._first_child = next(self.objects.ids)
 
@@ -367,52 +371,26 @@ class Worker(Client):
     # ---------------------------------------------------------------- waiting for others
 
     def _patience(self, ref: ObjectRef | None) -> Patience | None:
-        runner = self.executor.runner
+        call, runner, blocks_all = self._running.here(), self.executor.runner, False
         if runner is not None and runner.loop_thread is threading.current_thread():
             runner.warn_of_blocking()
-        if self._running.call is not None and self._running.is_main():
-            return _BlockedNotice(self, ref)
-        return None
+            blocks_all = True
+        if call is None:
+            return None
+        refuse = self._refuse_self_call if runner is None else None
+        return Blocking(self._lending, call, ref, refuse, blocks_all)
+
+    def _on_lend(self) -> None:
+        """What is queued behind a task goes back (lock held)."""
+        if not self._is_actor:
+            self._give_back()
 
     def _refuse_self_call(self, ref: ObjectRef) -> None:
         """Lock held."""
-        executor = self.executor
-        is_plain = self._is_actor and executor.runner is None
-        name = self.actors.is_to_run(executor.actor_id, ref) if is_plain else None
+        name = self.actors.is_to_run(self.executor.actor_id, ref) if self._is_actor else None
         if name is not None:
             raise Deadlock(
                 f"actor {self.actor_name} waits in one of its calls for the result of {name}, which it can only run "
                 "when this call is done: call the method directly (self.method()), return the ref, or create the actor "
                 "with max_concurrency=2 or async methods"
             )
-
-
-class _BlockedNotice:
-    """While a task waits: its CPUs are lent, and what is queued behind it goes back."""
-
-    def __init__(self, worker: Worker, ref: ObjectRef | None) -> None:
-        self._worker, self._ref = worker, ref
-        self._since = worker.link.clock()
-        self._is_told = False
-
-    def patience(self, left_s: float | None) -> float | None:
-        if self._is_told:
-            return left_s
-        until = self._since + _BLOCKED_AFTER_S - self._worker.link.clock()
-        if until > 0:
-            return until if left_s is None else min(left_s, until)
-        worker, ref = self._worker, self._ref
-        if ref is not None:
-            worker._refuse_self_call(ref)
-        self._is_told = worker._is_blocked = True
-        worker.link.transport.post(NODE, messages.Blocked([] if ref is None else [(ref.owner, ref.id)]))
-        if worker._is_actor:
-            worker.link.transport.flush()
-        else:
-            worker._give_back()
-        return left_s
-
-    def finish(self) -> None:
-        if self._is_told:
-            self._worker._is_blocked = False
-            self._worker.link.transport.post(NODE, messages.Unblocked())

@@ -6,7 +6,8 @@ Rules
    what those in turn wait for. An answer is true of one moment only: each round starts from nothing.
 3. A worker goes on when all its objects are there; an object comes when its worker goes on and all its arguments are
    there. A cycle in this relation never ends. It is reported when two rounds in a row have found it, and once.
-4. An actor that runs several calls at once is not blocked by one of them, and does not say that it is.
+4. An actor that runs several calls at once is blocked while all of them wait. It goes on when one of them does, and the
+   graph knows "waits for all of these" only: so it names no objects, and no cycle through it is told.
 """
 
 from __future__ import annotations
