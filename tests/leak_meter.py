@@ -123,7 +123,7 @@ class LeakMeter:
 
     def _clean_up(self) -> None:
         refs = sys.modules.get("rlplat.runtime.refs")
-        if refs is not None and refs.is_connected():
+        if refs is not None and refs.connection() is not None:
             import rlplat
 
             rlplat.shutdown()

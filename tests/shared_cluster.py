@@ -83,7 +83,7 @@ class SharedCluster:
                 pytest.fail("tests on a shared cluster left behind:\n  " + "\n  ".join(leaks), pytrace=False)
 
     def _is_as_it_was(self) -> bool:
-        if not connection.is_connected() or connection.backend() is not self._backend:
+        if connection.connection() is not self._backend:
             return False
         began, has_collected = time.monotonic(), False
         while not self._is_idle():
