@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         exit_actor as exit_actor,
         get as get,
         get_actor as get_actor,
+        get_gpu_ids as get_gpu_ids,
         get_runtime_context as get_runtime_context,
         kill as kill,
         list_named_actors as list_named_actors,
@@ -69,7 +70,7 @@ else:
     _HOMES = {
         **dict.fromkeys(("checkpoints", "data_parallel", "errors", "export", "metrics", "serve", "tune"), ""),
         "runtime.api": (
-            "available_resources cancel cluster_resources exit_actor get get_actor get_runtime_context "
+            "available_resources cancel cluster_resources exit_actor get get_actor get_gpu_ids get_runtime_context "
             "kill list_named_actors put wait"
         ),
         "runtime.connect": "init is_initialized shutdown",

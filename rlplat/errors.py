@@ -4,7 +4,8 @@ RlplatError
 ├── UsageError                 bad command, config, resources: exit code 2, one message, no traceback
 │   ├── ConfigError            unknown key or bad value in a config, a flag or a Python call
 │   │   └── OptionError        ... in a verb: `init`, `remote`, `.options` (also a builtin ValueError)
-│   │       └── OptionTypeError    ... a value of the wrong type (also a builtin TypeError)
+│   │       ├── OptionTypeError    ... a value of the wrong type (also a builtin TypeError)
+│   │       └── AlreadyInitialized ... a second `init` (also a builtin RuntimeError)
 │   ├── EnvNotFound            no environment of that name (with suggestions)
 │   ├── BadObservation         what a loaded agent was given to act on does not fit (also a builtin ValueError)
 │   ├── MissingExtra           an optional package is not installed (names the extra)
@@ -15,7 +16,7 @@ RlplatError
 ├── NonFiniteError             NaN or infinity in observations, rewards, losses or gradients
 └── RuntimeFault               the distributed runtime reports a failure
     ├── TaskError              user code raised; also an instance of the user's own exception class
-    ├── SerializationError     a value cannot be pickled (names the attribute path)
+    ├── SerializationError     a value cannot be pickled, names the attribute path (also a builtin TypeError)
     ├── WorkerCrashed          the process that ran the task died, and retries are used up
     │   └── OutOfMemory        ... because it was over its memory limit, or the machine was short of memory
     ├── ActorDied              the actor's process ended, or its constructor raised
@@ -56,6 +57,10 @@ class OptionError(ConfigError, ValueError):
 
 
 class OptionTypeError(OptionError, TypeError):
+    pass
+
+
+class AlreadyInitialized(OptionError, RuntimeError):
     pass
 
 
@@ -144,7 +149,7 @@ class TaskError(RuntimeFault):
         return self
 
 
-class SerializationError(RuntimeFault):
+class SerializationError(RuntimeFault, TypeError):
     pass
 
 

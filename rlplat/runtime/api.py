@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from rlplat.errors import OptionTypeError
 from rlplat.runtime.connect import connected
 from rlplat.runtime.core.resources import check_text
 from rlplat.runtime.generators import ObjectRefGenerator
@@ -32,6 +33,7 @@ __all__ = [
     "exit_actor",
     "get",
     "get_actor",
+    "get_gpu_ids",
     "get_runtime_context",
     "kill",
     "list_named_actors",
@@ -68,7 +70,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     if isinstance(refs, ObjectRef):
         return connected().get([refs], timeout)[0]
     if not isinstance(refs, Iterable) or isinstance(refs, str | bytes):
-        raise TypeError(f"rlplat.get takes an ObjectRef or a list of them, not {_shown(refs)}")
+        raise OptionTypeError(f"rlplat.get takes an ObjectRef or a list of them, not {_shown(refs)}")
     refs = list(refs)
     for ref in refs:
         if not isinstance(ref, ObjectRef):
@@ -128,7 +130,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     no_restart: False ends its process only: it starts again if `max_restarts` allows, as after a crash.
     """
     if not isinstance(actor, ActorHandle):
-        raise TypeError(f"rlplat.kill takes an actor handle, not {type(actor).__name__}")
+        raise OptionTypeError(f"rlplat.kill takes an actor handle, not {type(actor).__name__}")
     backend().kill(actor, no_restart)
 
 
@@ -167,6 +169,11 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     if all_namespaces:
         return [{"name": name, "namespace": namespace} for namespace, name in found]
     return [name for _, name in found]
+
+
+def get_gpu_ids() -> list[int]:
+    """Those that this worker's lease holds."""
+    return list(get_runtime_context().gpu_ids)
 
 
 def cluster_resources() -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rlplat.errors import OptionError
+from rlplat.errors import AlreadyInitialized, OptionError
 from rlplat.runtime import refs
 from rlplat.runtime.core.resources import check_text, check_texts
 from rlplat.runtime.process.signals import uninterrupted
@@ -102,7 +102,7 @@ def init(
         if ignore_reinit_error and not (outer.can_nest and backend == "inproc"):
             return
         if not outer.can_nest:
-            raise OptionError(
+            raise AlreadyInitialized(
                 "rlplat.init() was called twice: call rlplat.shutdown() first, or pass ignore_reinit_error=True"
             )
         if backend != "inproc":

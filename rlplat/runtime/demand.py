@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rlplat.errors import InfeasibleResources, OptionError
+from rlplat.errors import InfeasibleResources, OptionError, OptionTypeError
 from rlplat.runtime.core.resources import Resources, check_feasible, check_text, exact, exact_demand, units
 from rlplat.runtime.placement import (
     NodeAffinitySchedulingStrategy,
@@ -50,7 +50,7 @@ def placement_of(options: Options, who: str) -> tuple[PlacementGroup | None, int
         group = None
     if group is not None:
         if not isinstance(group, PlacementGroup):
-            raise OptionError(f"{who}: placement_group must be a PlacementGroup, not {group!r}")
+            raise OptionTypeError(f"{who}: placement_group must be a PlacementGroup, not {group!r}")
         if wanted not in (None, "DEFAULT"):
             raise OptionError(
                 f"{who}: a placement group says where it runs: no scheduling_strategy={wanted!r}"
@@ -70,7 +70,7 @@ def placement_of(options: Options, who: str) -> tuple[PlacementGroup | None, int
     if isinstance(wanted, NodeAffinitySchedulingStrategy):
         check_text(f"{who}: node_id", wanted.node_id)
         return None, -1, f"node{'?' if wanted.soft else ''}:{wanted.node_id}"
-    raise OptionError(
+    raise (OptionError if isinstance(wanted, str) else OptionTypeError)(
         f"{who}: scheduling_strategy must be 'DEFAULT', 'SPREAD', a PlacementGroupSchedulingStrategy or a "
         f"NodeAffinitySchedulingStrategy, not {wanted!r}"
     )

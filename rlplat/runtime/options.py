@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from rlplat.errors import OptionError, OptionTypeError
-from rlplat.runtime.core.resources import check_amount, check_gpus, check_resources, check_text
+from rlplat.runtime.core.resources import check_amount, check_custom, check_gpus, check_resources, check_text
 from rlplat.runtime.wire.codec import RemoteCode
 from rlplat.runtime.wire.values import DYNAMIC, STREAMING, CallOptions, class_names
 
@@ -90,6 +90,18 @@ _MOST = (1 << 63) - 1
 _TEXTS = ("name", "namespace", "concurrency_group")
 _FLAGS = ("get_if_exists", "exactly_once", "placement_group_capture_child_tasks")
 _RETURNS = {"streaming": STREAMING, "dynamic": DYNAMIC}
+_OF_TASKS = {
+    "num_returns",
+    "generator_backpressure",
+    "timeout_s",
+    "max_retries",
+    "retry_exceptions",
+    "max_calls",
+}
+_OF_ACTORS = {
+    "namespace", "get_if_exists", "lifetime", "max_concurrency", "concurrency_groups", "max_restarts",
+    "max_task_retries", "exactly_once",
+}  # fmt: skip
 
 
 def merge_options(options: Any, changes: dict[str, Any], what: str) -> Any:
@@ -107,7 +119,7 @@ def merge_options(options: Any, changes: dict[str, Any], what: str) -> Any:
             changes = changes | {key: getattr(options if key == "num_returns" else defaults, key)}
         elif key == "num_returns" and isinstance(value, str):
             if value not in _RETURNS:
-                raise OptionError(
+                raise OptionTypeError(
                     f"num_returns must be a whole number, 'streaming' or 'dynamic', not {value!r}"
                 )
             changes = changes | {key: _RETURNS[value]}
@@ -135,13 +147,28 @@ def merge_options(options: Any, changes: dict[str, Any], what: str) -> Any:
             raise OptionTypeError(f"{key} must be a dict of sizes by name, not {value!r}")
         elif key == "resources":
             check_resources(key, value)
+            check_custom(key, value)
         elif key == "runtime_env":
             from rlplat.runtime.envs.spec import checked
 
             changes = changes | {key: checked(value)}
+        elif key == "lifetime" and value == "non_detached":
+            changes = changes | {key: None}
         elif key == "lifetime" and value != "detached":
-            raise OptionError(f"lifetime must be None or 'detached', not {value!r}")
+            raise OptionError(f"lifetime must be None, 'detached' or 'non_detached', not {value!r}")
     return msgspec.structs.replace(options, **changes) if is_call else replace(options, **changes)
+
+
+def check_kind(name: str, changes: dict[str, Any], is_actor: bool) -> None:
+    """OptionError for an option of actors at a task, and the other way round: it would be ignored."""
+    for key, value in changes.items():
+        if value is not None and key in (_OF_TASKS if is_actor else _OF_ACTORS):
+            kind, this = ("tasks", "an actor class") if is_actor else ("actors", "a function")
+            of_calls = is_actor and key in CallOptions.__struct_fields__
+            hint = f"; for a method: @rlplat.method({key}=...)" if of_calls else ""
+            raise OptionError(f"{name}: {key} is for {kind}, and this is {this}{hint}")
+    if is_actor and changes.get("name") == "":
+        raise OptionError(f"{name}: the name of an actor cannot be an empty text; None is for no name")
 
 
 def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:

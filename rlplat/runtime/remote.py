@@ -10,11 +10,11 @@ from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 import msgspec
 
-from rlplat.errors import ActorDied, OptionError
+from rlplat.errors import ActorDied
 from rlplat.runtime import refs as connection
 from rlplat.runtime.connect import connected
 from rlplat.runtime.core.resources import check_text
-from rlplat.runtime.options import Options, check_groups, check_retries, merge_options
+from rlplat.runtime.options import Options, check_groups, check_kind, check_retries, merge_options
 from rlplat.runtime.refs import ObjectRef, backend
 from rlplat.runtime.wire.codec import RemoteCode
 from rlplat.runtime.wire.signatures import ANYTHING, Signature, method_signature, signature_of
@@ -56,10 +56,17 @@ def remote(*args: Any, **options: Any) -> Any:
             "use @rlplat.remote, @rlplat.remote(num_cpus=...) or rlplat.remote(function_or_class)"
         )
     checked = merge_options(Options(), options, "a task or actor")
-    return lambda target: _make_remote(target, checked, options.get("num_returns") is not None)
+    return lambda target: _make_remote(target, checked, options)
 
 
-def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+@overload
+def method(function: _Method, /) -> _Method: ...
+@overload
+def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def method(function: Any = None, /, **options: Any) -> Any:
     """`@rlplat.method(num_returns=2)` on a method of an actor class: its calls return that many refs.
 
     Options: num_returns, concurrency_group, max_task_retries, retry_exceptions, timeout_s, generator_backpressure;
@@ -74,14 +81,14 @@ def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         function.__rlplat_options__ = own  # type: ignore[attr-defined]
         return function
 
-    return mark
+    return mark if function is None else mark(function)
 
 
 def _is_generator(function: Any) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
-def _make_remote(target: Any, options: Options, has_num_returns: bool = False) -> Any:
+def _make_remote(target: Any, options: Options, given: dict[str, Any] | None = None) -> Any:
     if not callable(target):
         raise TypeError(f"rlplat.remote takes a function or a class, not {type(target).__name__}")
     if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
@@ -89,9 +96,11 @@ def _make_remote(target: Any, options: Options, has_num_returns: bool = False) -
             f"{target.__qualname__} is an 'async def' function and cannot be a task: make it a method of an actor, or "
             "call asyncio.run(...) in a plain function"
         )
-    if not has_num_returns and _is_generator(target):
+    given = given or {}
+    if given.get("num_returns") is None and _is_generator(target):
         options = replace(options, num_returns=STREAMING)
     name = getattr(target, "__qualname__", repr(target))
+    check_kind(name, given, inspect.isclass(target))
     code = RemoteCode(target, name)
     return RemoteClass(code, options) if inspect.isclass(target) else RemoteFunction(code, options)
 
@@ -150,7 +159,9 @@ class RemoteFunction(Generic[Returned]):
     @overload
     def options(self, **changes: Any) -> RemoteFunction[Returned]: ...
     def options(self, **changes: Any) -> RemoteFunction[Any]:
-        return RemoteFunction(self._code, merge_options(self._options, changes, "a task or actor"))
+        options = merge_options(self._options, changes, "a task")
+        check_kind(self._code.name, changes, is_actor=False)
+        return RemoteFunction(self._code, options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._code.name} is a remote function: call {self._code.name}.remote(...)")
@@ -164,8 +175,6 @@ class RemoteClass:
     """An actor class: `Class.remote(*args)` starts an actor and returns its handle."""
 
     def __init__(self, code: RemoteCode, options: Options) -> None:
-        if options.max_calls:
-            raise OptionError(f"{code.name}: max_calls is for tasks; an actor ends by rlplat.exit_actor()")
         self._code, self._options = code, options
         self.__name__ = self.__qualname__ = code.name
         self.__doc__, self.__module__ = code.target.__doc__, code.target.__module__
@@ -192,7 +201,9 @@ class RemoteClass:
         return RemoteClass, (self._code, self._options)
 
     def options(self, **changes: Any) -> RemoteClass:
-        return RemoteClass(self._code, merge_options(self._options, changes, "a task or actor"))
+        options = merge_options(self._options, changes, "an actor")
+        check_kind(self._code.name, changes, is_actor=True)
+        return RemoteClass(self._code, options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._code.name} is an actor class: call {self._code.name}.remote(...)")

@@ -61,6 +61,86 @@ def test_an_option_of_the_wrong_type_is_a_type_error(backend: str, call: Callabl
     assert isinstance(caught.value, OptionTypeError)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: task.options(num_returns="many"),
+        lambda: task.options(runtime_env=3),
+        lambda: task.options(runtime_env={"env_vars": {"A": 1}}),
+        lambda: task.options(runtime_env={"pip": 3}),
+        lambda: task.options(scheduling_strategy=3).remote(1),
+        lambda: task.options(placement_group=3).remote(1),
+        lambda: rlplat.get(3),
+        lambda: rlplat.get("ref"),
+        lambda: rlplat.kill(3),
+        lambda: rlplat.kill(rlplat.put(1)),
+    ],
+)
+def test_what_is_of_the_wrong_type_is_caught_as_either_error(backend: str, call: Callable[[], Any]) -> None:
+    for kind in (ValueError, TypeError):
+        with pytest.raises(kind):
+            call()
+
+
+def test_an_option_of_the_other_kind_is_refused_where_it_is_written(backend: str) -> None:
+    """It would be ignored: nothing would be retried, restarted or named."""
+
+    def function() -> None: ...
+
+    class Class:
+        def method(self) -> None: ...
+
+    values: dict[str, Any] = {"lifetime": "detached", "namespace": "n", "concurrency_groups": {"io": 1}}
+    of_actors = (
+        "namespace get_if_exists lifetime max_concurrency concurrency_groups max_restarts max_task_retries"
+    )
+    for option in (*of_actors.split(), "exactly_once"):
+        for make in (lambda o: rlplat.remote(**o)(function), lambda o: task.options(**o)):
+            with pytest.raises(ValueError, match=f": {option} is for actors, and this is a function$"):
+                make({option: values.get(option, True if option in ("get_if_exists", "exactly_once") else 1)})
+    for option in (
+        "num_returns",
+        "generator_backpressure",
+        "timeout_s",
+        "max_retries",
+        "retry_exceptions",
+        "max_calls",
+    ):
+        for make in (lambda o: rlplat.remote(**o)(Class), lambda o: Actor.options(**o)):
+            with pytest.raises(ValueError, match=f": {option} is for tasks, and this is an actor class"):
+                make({option: option == "retry_exceptions" or 2})
+
+
+def test_names_and_resources_that_would_not_count_are_refused(backend: str) -> None:
+    with pytest.raises(ValueError, match="name of an actor cannot be an empty text"):
+        Actor.options(name="")
+    for resources, option in (({"CPU": 1}, "num_cpus=1"), ({"GPU": 2}, "num_gpus=2")):
+        with pytest.raises(ValueError, match=f"^resources: give .PU as {option}$"):
+            task.options(resources=resources)
+    assert rlplat.get(Actor.options(lifetime="non_detached").remote().method.remote(), timeout=10) == 1
+
+
+def test_a_second_init_is_a_runtime_error_as_well(backend: str) -> None:
+    with pytest.raises(RuntimeError, match="called twice"):
+        rlplat.init()
+
+
+def test_method_is_a_decorator_without_brackets_too(backend: str) -> None:
+    @rlplat.remote
+    class Numbers:
+        @rlplat.method
+        def numbers(self) -> Iterator[int]:
+            yield from range(2)
+
+        @rlplat.method
+        def one(self) -> int:
+            return 1
+
+    numbers = Numbers.remote()
+    assert rlplat.get(list(numbers.numbers.remote()), timeout=10) == [0, 1]
+    assert rlplat.get(numbers.one.remote(), timeout=10) == 1
+
+
 _HUGE = 2**63
 _NO_TEXT = "\udcff"
 WRONG = [

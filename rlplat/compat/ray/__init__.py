@@ -23,6 +23,7 @@ from rlplat import (
     cancel,
     cluster_resources,
     get_actor,
+    get_gpu_ids,
     get_runtime_context,
     is_initialized,
     kill,
@@ -171,10 +172,6 @@ def wait(
 ) -> tuple[list[Any], list[Any]]:
     """timeout: seconds; in Ray before 0.6 it was milliseconds."""
     return rlplat.wait(refs, num_returns=num_returns, timeout=timeout, fetch_local=fetch_local)
-
-
-def get_gpu_ids() -> list[int]:
-    return list(get_runtime_context().gpu_ids)
 
 
 def __getattr__(name: str) -> Any:

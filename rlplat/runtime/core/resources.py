@@ -15,6 +15,7 @@ from rlplat.errors import InfeasibleResources, OptionError, OptionTypeError
 Resources = dict[str, float]
 _UNITS = 10_000
 _MOST = 1e15
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus"}
 
 
 def check_amount(what: str, amount: Any) -> None:
@@ -59,6 +60,13 @@ def check_resources(what: str, value: Any) -> None:
         check_amount(f"{what}: {name!r}", amount)
 
 
+def check_custom(what: str, resources: Resources) -> None:
+    """The same for names that have an option of their own, which would be overruled."""
+    for name, option in _OPTIONS.items():
+        if name in resources:
+            raise OptionError(f"{what}: give {name} as {option}={resources[name]!r}")
+
+
 def units(amount: float) -> int:
     return round(amount * _UNITS)
 
@@ -89,6 +97,6 @@ def check_feasible(demand: Resources, total: Resources, who: str) -> None:
     if lacks:
         raise InfeasibleResources(
             f"{who} needs {' and '.join(lacks)}: lower the demand or start with more, e.g. rlplat.init("
-            + ", ".join({"CPU": "num_cpus=", "GPU": "num_gpus="}.get(n, "resources=") + "..." for n in demand)
+            + ", ".join(f"{_OPTIONS.get(name, 'resources')}=..." for name in demand)
             + ")"
         )

@@ -24,7 +24,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from rlplat.errors import OptionError
+from rlplat.errors import OptionError, OptionTypeError
 
 KEYS = ("env_vars", "working_dir", "py_modules", "excludes", "pip", "uv", "config")
 _ELSEWHERE = {
@@ -51,7 +51,7 @@ Env = dict[str, Any]
 def checked(env: Any) -> Env:
     """`env` in normal form: absolute paths, options as lists. OptionError when it cannot be meant."""
     if not isinstance(env, dict):
-        raise OptionError(f"runtime_env must be a dictionary, not {type(env).__name__}")
+        raise OptionTypeError(f"runtime_env must be a dictionary, not {type(env).__name__}")
     for key in env:
         if key in KEYS:
             continue
@@ -80,10 +80,10 @@ def checked(env: Any) -> Env:
 
 def _env_vars(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise OptionError(f"runtime_env['env_vars'] must be a dictionary, not {type(value).__name__}")
+        raise OptionTypeError(f"runtime_env['env_vars'] must be a dictionary, not {type(value).__name__}")
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise OptionError(
+            raise OptionTypeError(
                 f"runtime_env['env_vars'][{name!r}] must be text, not {text!r} ({type(text).__name__}): "
                 "write it as a string"
             )
@@ -101,7 +101,9 @@ def _working_dir(value: Any) -> str:
 
 def _py_modules(value: Any) -> list[str]:
     if isinstance(value, (str, os.PathLike, types.ModuleType)):
-        raise OptionError("runtime_env['py_modules'] must be a list of paths or modules: put it into [...]")
+        raise OptionTypeError(
+            "runtime_env['py_modules'] must be a list of paths or modules: put it into [...]"
+        )
     found = []
     for each in value:
         if isinstance(each, types.ModuleType):
@@ -120,7 +122,7 @@ def _py_modules(value: Any) -> list[str]:
 
 def _path(where: str, value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)):
-        raise OptionError(f"{where} must be a path, not {value!r}")
+        raise OptionTypeError(f"{where} must be a path, not {value!r}")
     text = os.fspath(value)
     if "://" in text:
         raise OptionError(f"{where}: {text!r} is no local path, and only those can be used on one machine")
@@ -169,7 +171,7 @@ def _packages(tool: str, value: Any) -> Env:
 
 def _strings(where: str, value: Any) -> list[str]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
-        raise OptionError(f"runtime_env[{where!r}] must be a list of strings, not {value!r}")
+        raise OptionTypeError(f"runtime_env[{where!r}] must be a list of strings, not {value!r}")
     return list(value)
 
 

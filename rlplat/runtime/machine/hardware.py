@@ -8,7 +8,7 @@ from typing import Any
 
 from rlplat.errors import OptionError
 from rlplat.machine_limits import cpu_count
-from rlplat.runtime.core.resources import Resources, check_amount, check_resources, exact
+from rlplat.runtime.core.resources import Resources, check_amount, check_custom, check_resources, exact
 
 
 def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Resources | None) -> Resources:
@@ -16,6 +16,7 @@ def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Reso
         if amount is not None:
             check_amount(f"rlplat.init: {name}", amount)
     check_resources("rlplat.init: resources", {} if custom is None else custom)
+    check_custom("rlplat.init: resources", custom or {})
     found = {
         "CPU": float(cpu_count() if num_cpus is None else num_cpus),
         "GPU": float(len(visible_gpus()) if num_gpus is None else num_gpus),
