@@ -17,6 +17,18 @@ server what has been reported. What differs from the paper, each with a switch w
   inside: `epsilon_inside_root`), or Adam;
 - the network is that of Mnih et al. 2015 for images, 64 x 64 tanh else (the paper's is of 2013), heads orthogonal.
 
+What happens before and after this file, in rlplat/rl:
+
+    run/training_loop.py            calls `step` until the run is over: metrics, evaluations, checkpoints
+    run/algorithm.py                starts the actors, and ends them
+    sampling/worker_group.py        starts workers, replaces those that die
+    sampling/rollout_worker.py      `roll_out`: acts, steps environments and records: a `SampleBatch`
+    sampling/returns.py             `gae`; `LearningRewards`
+    sampling/rollout.py             what a `Minibatch` is
+    torch/on_policy.py              calls the loss, and gives its gradients
+    learning/parameter_server.py    applies gradients, drops those that are too old, merges statistics
+    learning/numpy_learning.py      RMSProp, Adam, clipping
+
 With `num_rollout_workers` 0 or 1 gradients are never stale: the synchronous A2C, and the same seed gives the same run.
 With more, the order in which gradients arrive is the machine's own: runs are alike in distribution only (docs/a3c.md).
 """
@@ -33,13 +45,11 @@ import numpy as np
 from pydantic import Field
 
 import rlplat
-from rlplat.errors import ActorDied, EnvError, NonFiniteError, WorkerCrashed
-from rlplat.rl.algorithm_config import AlgorithmConfig
-from rlplat.rl.envs import check
-from rlplat.rl.interfaces import Array, Obs, Result, UpdateReport, Weights
-from rlplat.rl.learning.backend import Computation
+from rlplat.errors import ActorDied, EnvError, WorkerCrashed
+from rlplat.rl.algorithm_config import OnPolicyConfig
+from rlplat.rl.interfaces import Result, UpdateReport, Weights
 from rlplat.rl.learning.learner import non_finite_error
-from rlplat.rl.learning.numpy_learning import Adam, Optimizer, RMSProp, clip_by_global_norm
+from rlplat.rl.learning.numpy_learning import clip_by_global_norm, optimizer_of
 from rlplat.rl.learning.parameter_server import (
     ObsMoments,
     ParameterServer,
@@ -48,25 +58,16 @@ from rlplat.rl.learning.parameter_server import (
     Versions,
 )
 from rlplat.rl.learning.queue_ring import InFlight
-from rlplat.rl.learning.weights import given_to
-from rlplat.rl.normalization import (
-    LEAST_PIXEL_VAR,
-    OBS_MEAN,
-    ObsNormalizer,
-    measured,
-    moments,
-    vector_leaves,
-)
-from rlplat.rl.obs_tree import take_obs
-from rlplat.rl.policies.spec import PolicySpec, cpu_share, policy_spec
-from rlplat.rl.run.algorithm import OnPolicy, require_learnable
+from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
+from rlplat.rl.policies.spec import PolicySpec, worker_threads
+from rlplat.rl.run.algorithm import OnPolicy
 from rlplat.rl.sampling.returns import LearningRewards, explained_variance, gae
+from rlplat.rl.sampling.rollout import Rollout
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
-from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts
-from rlplat.rl.schedules import EntropyCoef, LearningRate, schedule_value
+from rlplat.rl.schedules import EntropyCoef, LearningRate, config_at
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
+from rlplat.rl.torch.on_policy import ActorCriticNet
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm, Share
 
@@ -74,13 +75,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat import ActorHandle, ObjectRef
+    from rlplat.rl.learning.backend import Computation
     from rlplat.rl.run.typed_settings import A3CSettings
+    from rlplat.rl.sampling.rollout import Minibatch
+    from rlplat.rl.sampling.sample_batch import SampleBatch
 
 
 _ON_CPU = "a3c's workers compute gradients on the CPU; the learner of --algo ppo takes a GPU"
 
 
-class A3CConfig(AlgorithmConfig):
+class A3CConfig(OnPolicyConfig):
     """A3C's settings. Of the defaults, t_max, RMSProp's decay and the entropy bonus are the paper's for Atari; rewards
     are not clipped, the learning rate is constant. For Atari: configs/a3c/_atari.yaml."""
 
@@ -91,7 +95,7 @@ class A3CConfig(AlgorithmConfig):
         "learner.device": Unused(_ON_CPU, is_error=True, harmless=("cpu",)),
         "learner.num_gpus": Unused(_ON_CPU, is_error=True, harmless=(0,)),
     }
-    fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer")
+    fixed_on_resume = (*OnPolicyConfig.fixed_on_resume, "optimizer")
 
     num_rollout_workers: int = Field(default=2, ge=0, le=10_000)
     """Processes that roll out and compute gradients; 0 (all in this process) and 1 are the synchronous A2C."""
@@ -129,101 +133,34 @@ class A3CConfig(AlgorithmConfig):
     """Mean 0 and deviation 1 within each fragment, so that the scale of rewards does not matter to the policy; not in
     the paper."""
 
-    clip_rewards: bool = False
-    """Learn from the sign of rewards (Atari); metrics stay raw."""
-    normalize_rewards: bool = False
-    """Divide rewards by the running deviation of the discounted return (each worker's own), clip to +-10."""
-    normalize_observations: bool = False
-    """Subtract the running mean, divide by the deviation (merged at the server), clip to +-10; of an image, each
-    pixel's."""
-
     if TYPE_CHECKING:
 
         def __init__(self, *, env: Any, **settings: Unpack[A3CSettings]) -> None: ...
 
 
-LOSS_STATS = ("policy_loss", "value_loss", "entropy")
+def a3c_loss(network: Any, minibatch: Minibatch, config: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss whose gradient is that of the paper (section 4.3; signs turned): (loss, numbers about it).
 
-
-def a3c_loss(
-    log_probs: Tensor,
-    entropies: Tensor,
-    values: Tensor,
-    advantages: Tensor,
-    returns: Tensor,
-    *,
-    value_coef: float,
-    entropy_coef: float,
-) -> tuple[Tensor, Tensor]:
-    """The loss whose gradient is that of the paper (section 4.3; signs turned): (loss, stats float32[3]).
-
-        policy_loss = -mean(log pi(a|s) * A)
-        value_loss  = mean((V - R)^2) / 2
-        loss        = policy_loss + value_coef * value_loss - entropy_coef * mean(entropy)
-
-    All float32[M]; advantages (A) and returns (R) are constants. Stats are in the order of LOSS_STATS.
+    policy_loss = -mean(log pi(a|s) * A)
+    value_loss  = mean((V - R)^2) / 2
+    loss        = policy_loss + value_coef * value_loss - entropy_coef * mean(entropy)
     """
-    import torch
-
-    policy_loss = -(log_probs * advantages).mean()
-    value_loss = 0.5 * (values - returns).square().mean()
+    log_probs, entropies, values = minibatch.evaluate(network)
+    policy_loss = -(log_probs * minibatch.advantages).mean()
+    value_loss = 0.5 * (values - minibatch.returns).square().mean()
     entropy = entropies.mean()
-    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
-    return loss, torch.stack([policy_loss, value_loss, entropy]).detach()
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
 
-class TorchA3C:
-    """The network in torch and the gradient of its loss; arrays in, arrays out."""
+class TorchA3C(ActorCriticNet):
+    """The network on torch; `TfA3C` is the same on TensorFlow, `NumpyA3C` for MLPs in plain numpy."""
 
-    def __init__(
-        self, config: A3CConfig, spec: PolicySpec, seed: np.random.SeedSequence, num_threads: int
-    ) -> None:
-        """num_threads: of the framework, for one worker; 0 leaves it to the framework's own rule."""
-        from rlplat.rl.torch.trainee import actor_critic_trainee
+    def __init__(self, config: A3CConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
+        super().__init__(config, spec, seed, device="cpu", num_threads=worker_threads(config, spec))
 
-        self.config = config
-        self.trainee = actor_critic_trainee(config, spec, seed, device="cpu", num_threads=num_threads)
-
-    def loss(self, *columns: Tensor, **coefficients: Any) -> tuple[Tensor, Tensor]:
-        """`a3c_loss`; a subclass may write another, with `self.trainee.network` and `self.config` at hand."""
-        return a3c_loss(*columns, **coefficients)
-
-    def gradients(
-        self,
-        obs: Obs,
-        batch: SampleBatch,
-        advantages: Array,
-        returns: Array,
-        *,
-        value_coef: float,
-        entropy_coef: float,
-    ) -> tuple[Weights, dict[str, float]]:
-        """(gradients by name, float32 and contiguous; LOSS_STATS by name).
-
-        obs: [T*B, ...], normalised; advantages, returns: float32[T, B]. The batch brings actions, the core's state and
-        which rows count: all rows go through the network, in order, the loss is over the valid ones.
-        """
-        import torch
-
-        tensor = torch.from_numpy
-        rows = tensor(batch.valid_rows())
-        distribution, values, _ = self.trainee.network(
-            {path: tensor(leaf) for path, leaf in obs.items()} if isinstance(obs, dict) else tensor(obs),
-            tensor(batch.core_state) if batch.core_state.size else None,
-            tensor(episode_starts(batch)),
-        )
-        log_probs = distribution.log_prob(tensor(batch.flat("actions")))
-        entropies = distribution.entropy()
-        loss, stats = self.loss(
-            log_probs[rows],
-            entropies[rows],
-            values[rows],
-            tensor(advantages.reshape(-1))[rows],
-            tensor(returns.reshape(-1))[rows],
-            value_coef=value_coef,
-            entropy_coef=entropy_coef,
-        )
-        return self.trainee.gradients(loss), dict(zip(LOSS_STATS, stats.tolist(), strict=True))
+    def loss(self, network: Any, minibatch: Minibatch, config: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        return a3c_loss(network, minibatch, config)
 
 
 class A3CWorker(RolloutWorker):
@@ -239,126 +176,98 @@ class A3CWorker(RolloutWorker):
         parameter_servers: Sequence[ActorHandle],
     ) -> None:
         self.config: A3CConfig = computation.config_class.model_validate(config)
-        num_threads = self.config.learner.num_threads
-        if not num_threads and spec.has_images:
-            num_threads = cpu_share(self.config.num_rollout_workers)
         network_seed, _ = seed_sequences(self.config.seed, "learner")
         backend = computation.backend(self.config, spec)
-        self._network: TorchA3C = computation.net(backend, self.config, spec, network_seed, num_threads)
+        self._net = computation.net(backend, self.config, spec, network_seed)
         super().__init__(config, worker_index, incarnation)
-        weights = self._network.trainee.weights()
-        self._shapes: Shapes = {name: array.shape for name, array in weights.items()}
+        self._shapes: Shapes = {name: array.shape for name, array in self._net.trainee.weights().items()}
         self._server = ShardedParameterServer(parameter_servers, self._shapes)
         self._versions: Versions = ()
         self._normalize_obs = ObsNormalizer(spec.obs)
-        self._measured_leaves = vector_leaves(spec.obs)
-        self._is_measured = False
-        """Whether observations are taken as they are to be: normalised, where that is asked for."""
         self._learning_rewards = LearningRewards(self.config)
         self._exchange_s = 0.0
 
     def publish(self) -> Shapes:
         """Give the servers this worker's initial weights, as version 0; returns the parameters' shapes."""
-        self._server.set_weights(0, self._network.trainee.weights())
+        self._server.set_weights(0, self._net.trainee.weights())
         return self._shapes
 
     def learn(self, num_updates: int, env_steps: int) -> None:
-        """`num_updates` times: roll out, compute the gradient, exchange it for fresh weights.
+        """Algorithm S3 of the paper, `num_updates` times. env_steps: how far the run is, for the schedules.
 
-        env_steps: how far the run is, for the schedules. Everything worth telling goes to the server with the gradient:
-        when this process dies, what was applied has been counted.
+        Everything worth telling goes to the server with the gradient: when this process dies, what was applied has been
+        counted.
         """
-        run_env_steps = self.config.stop.env_steps
-        learning_rate = schedule_value(self.config.learning_rate, env_steps, run_env_steps)
-        entropy_coef = schedule_value(self.config.entropy_coef, env_steps, run_env_steps)
+        config: Any = config_at(self.config, env_steps, self.config.stop.env_steps)
         if not self._versions:
             self._use(*self._server.latest())
         for _ in range(num_updates):
+            # "repeat perform a_t ... until terminal s_t or t - t_start == t_max"
             batch = self.roll_out()
             began = perf_counter()
-            gradients, metrics = self._gradients(batch, entropy_coef)
+            # "accumulate gradients wrt theta'"
+            gradients, metrics = self._gradients(batch, config)
             computed = perf_counter()
             metrics |= {f"rollout/{name}": seconds for name, seconds in batch.timing.items()} | {
+                "learner/learning_rate": config.learning_rate,
                 "time/gradient_s": computed - began,
                 "time/exchange_s": self._exchange_s,  # of the one before: this one's is not known yet
             }
+            moments = None
+            if config.normalize_observations and batch.env_steps:
+                moments = ObsMoments.of(batch.obs, batch.valid, self._normalize_obs)
+            # "perform asynchronous update of theta using d theta"; "synchronize parameters theta' = theta"
             self._use(
                 *self._server.apply_gradients(
                     gradients,
                     self._versions,
-                    learning_rate=learning_rate,
+                    learning_rate=config.learning_rate,
                     report=UpdateReport(batch.env_steps, batch.episodes, metrics),
-                    obs_moments=self._obs_moments(batch),
+                    obs_moments=moments,
                 )
             )
             self._exchange_s = perf_counter() - computed
 
-    def _gradients(self, batch: SampleBatch, entropy_coef: float) -> tuple[Weights | None, dict[str, float]]:
+    def _gradients(self, batch: SampleBatch, config: Any) -> tuple[Weights | None, dict[str, float]]:
         """The clipped gradient of one fragment, or None where it is not finite and shall be skipped, or where the
         fragment was acted in before there were statistics of observations; metrics."""
-        config, rewards = self.config, self._learning_rewards(batch)
+        rewards = self._learning_rewards(batch)
         if not self._is_measured:
             return None, {}
-        advantages, returns = gae(
-            rewards,
-            batch.values,
-            batch.next_values,
-            batch.terminated,
-            batch.truncated,
-            batch.valid,
-            discount=config.discount,
-            gae_lambda=config.gae_lambda,
+        obs = self._normalize_obs(batch.flat_obs())
+        rollout = Rollout(batch, rewards, obs)
+        # "for i in {t - 1, ..., t_start}: R <- r_i + gamma R", where gae_lambda is 1
+        rollout.advantages, rollout.returns = gae(
+            **rollout.steps, discount=config.discount, gae_lambda=config.gae_lambda
         )
-        if config.normalize_advantages:
-            advantages = normalized(advantages, batch.valid)
-        obs = batch.flat_obs()
-        gradients, stats = self._network.gradients(
-            self._normalize_obs(obs) if config.normalize_observations else obs,
-            batch,
-            advantages,
-            returns,
-            value_coef=config.value_coef,
-            entropy_coef=entropy_coef,
-        )
+        self._net.load(rollout)
+        gradients, stats = self._net.gradients(rollout.whole(normalize=config.normalize_advantages), config)
         norm = clip_by_global_norm(gradients, config.max_gradient_norm or math.inf)
         if not math.isfinite(norm):
-            if config.non_finite == "stop":
-                raise self._non_finite(advantages, stats, gradients)
-            return None, {}
-        metrics = {f"learner/{name}": value for name, value in stats.items()} | {
-            "learner/gradient_norm": norm
-        }
-        explained = explained_variance(batch.values[batch.valid], returns[batch.valid])
+            if config.non_finite == "skip":
+                return None, {}
+            raise non_finite_error(
+                columns=rollout.columns,
+                losses=stats,
+                gradients=lambda: [name for name, g in gradients.items() if not np.isfinite(g).all()],
+                place=f"of rollout worker {self.worker_index}",
+                version=self._versions[0],
+                scaling="scale rewards (normalize_rewards)",
+            )
+        explained = explained_variance(batch.values[batch.valid], rollout.returns[batch.valid])
         if math.isfinite(explained):
-            metrics["learner/explained_variance"] = explained
-        return gradients, metrics
-
-    def _obs_moments(self, batch: SampleBatch) -> ObsMoments | None:
-        if not self.config.normalize_observations or not batch.env_steps:
-            return None
-        obs = measured(take_obs(batch.obs, batch.valid), self._measured_leaves)
-        mean, var = moments(obs)
-        if obs.dtype == np.uint8:  # merged variances are no less than the least
-            var = np.maximum(var, LEAST_PIXEL_VAR)
-        return ObsMoments(mean, var, len(obs))
+            stats["explained_variance"] = explained
+        return gradients, {
+            f"learner/{name}": value for name, value in (stats | {"gradient_norm": norm}).items()
+        }
 
     def _use(self, versions: Versions, weights: Weights) -> None:
         """For acting and for the next gradient the same weights and statistics."""
         self._versions = versions
-        self._network.trainee.set_weights(weights)
+        self._net.trainee.set_weights(weights)
         self.set_weights(versions[0], weights)
         self._normalize_obs.set_weights(weights)
         self._is_measured = OBS_MEAN in weights or not self.config.normalize_observations
-
-    def _non_finite(self, advantages: Array, stats: dict[str, float], gradients: Weights) -> NonFiniteError:
-        return non_finite_error(
-            columns={"advantages": advantages},
-            losses=stats,
-            gradients=lambda: [name for name, g in gradients.items() if not np.isfinite(g).all()],
-            place=f"of rollout worker {self.worker_index}",
-            version=self._versions[0],
-            scaling="scale rewards (normalize_rewards)",
-        )
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {"reward_normalizer": self._learning_rewards.get_state()}
@@ -391,29 +300,22 @@ class A3C(OnPolicy[A3CConfig]):
         "numpy": "rlplat.algorithms.other_frameworks.a3c_numpy:NumpyA3C",
     }
     losses = ("loss",)
-    spaces: SpaceSpec
-
-    def preflight(self) -> SpaceSpec:
-        return preflight(self.config, self.computation)
 
     def setup(self) -> None:
         """Parameter servers, then workers; returns when the first weights are published."""
-        config, settings = self.config, self.config.model_dump()
-        self.spaces = self.looked_at
-        spec = policy_spec(settings["policy"], self.spaces)
-        self.notes = (self.computation.note(config, [spec]),)
+        config, (spec,) = self.config, self.look()
         self.in_flight = self.add(InFlight())
         self._learning: set[int] = set()  # slots of the workers that have a call
         servers = [
-            self.start(ParameterServer, make_optimizer(config), config.max_staleness)
+            self.start(ParameterServer, optimizer_of(config), config.max_staleness)
             for _ in range(config.num_parameter_servers)
         ]
-        worker = spread(self.learner_class, settings)
+        worker = spread(self.learner_class, self.settings)
         self.workers = self.start_workers(
-            lambda *place: worker.remote(self.computation, settings, *place, spec, servers)
+            lambda *place: worker.remote(self.computation, self.settings, *place, spec, servers)
         )
         shapes = rlplat.get(self.workers.handles[0].publish.remote())
-        self.server = self.saved["parameter_server"] = ShardedParameterServer(servers, shapes)
+        self.learners = self.saved["learner"] = ShardedParameterServer(servers, shapes)
         self._not_saved = self.workers.not_saved()  # asked now: later they are busy
 
     @property
@@ -428,20 +330,11 @@ class A3C(OnPolicy[A3CConfig]):
         while not report.env_steps:
             self._keep_learning()
             self.in_flight.next()
-            report = self.server.take_report()
+            report = self.learners.take_report()
         if self.config.num_rollout_workers > 1:
             self._keep_learning()  # while the driver writes its metrics; a worker alone stays in step with it
-        learning_rate = schedule_value(
-            self.config.learning_rate, self.tally.env_steps, self.config.stop.env_steps
-        )
-        return self.result(
-            report,
-            {
-                "learner/learning_rate": learning_rate,
-                "rollout/worker_restarts": self.workers.restarts,
-                "time/step_s": perf_counter() - started,
-            },
-        )
+        restarts, step_s = self.workers.restarts, perf_counter() - started
+        return self.result(report, {"rollout/worker_restarts": restarts, "time/step_s": step_s})
 
     def _keep_learning(self) -> None:
         """A call for every worker that has none."""
@@ -458,12 +351,8 @@ class A3C(OnPolicy[A3CConfig]):
         try:
             rlplat.get(call)
         except (ActorDied, WorkerCrashed, EnvError) as loss:
-            self.server.require_alive()
+            self.learners.require_alive()
             self.workers.replace(slot, loss)
-
-    def weights(self) -> ObjectRef:
-        self.require_open()
-        return self.server.latest_ref()
 
     def get_state(self) -> dict[str, Any]:
         """Waits until every worker has made its updates; what they reported is counted by the next step."""
@@ -479,42 +368,6 @@ class A3C(OnPolicy[A3CConfig]):
             pairs = zip(handles, known, strict=False)
             rlplat.get([handle.scale_rewards_as.remote(one) for handle, one in pairs])
 
-    @classmethod
-    def policy_weights(cls, state: dict[str, Any]) -> Weights:
-        """The acting weights in what `get_state` returned."""
-        return ShardedParameterServer.acting_weights(state["parameter_server"])
-
-    @classmethod
-    def with_weights(cls, state: dict[str, Any], weights: Weights) -> dict[str, Any]:
-        """What `get_state()` returned, with such weights in the place of its own."""
-        return state | {"parameter_server": given_to(state["parameter_server"], weights)}
-
     def wants_statistics(self, weights: Weights) -> bool:
         """A run of few observations has none yet (parameter_server.MIN_OBS); neither will this one."""
         return super().wants_statistics(weights) and OBS_MEAN in weights
-
-
-def normalized(advantages: Array, valid: Array) -> Array:
-    """float32[T, B] -> the same with mean 0 and deviation 1 over the valid rows (bool[T, B]); a single row stays."""
-    chosen = advantages[valid]
-    if len(chosen) < 2:
-        return advantages
-    scaled: Array = (advantages - chosen.mean()) / (chosen.std(ddof=1) + np.float32(1e-8))
-    return scaled
-
-
-def make_optimizer(config: A3CConfig) -> Optimizer:
-    if config.optimizer == "adam":
-        return Adam(epsilon=config.optimizer_epsilon)
-    return RMSProp(
-        decay=config.rmsprop_decay,
-        epsilon=config.optimizer_epsilon,
-        epsilon_inside_root=config.epsilon_inside_root,
-    )
-
-
-def preflight(config: A3CConfig, computation: Computation) -> SpaceSpec:
-    """In the driver, before any actor starts: the environment is sound, and a policy for its spaces can be built."""
-    spaces = check.preflight(config)
-    require_learnable(config, [policy_spec(config.policy.model_dump(), spaces)], computation)
-    return spaces

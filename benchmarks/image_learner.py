@@ -25,6 +25,8 @@ from rlplat.algorithms.ppo import PPOConfig, TorchPPO
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.sampling.freed_memory import keep_freed_memory
+from rlplat.rl.sampling.rollout import Rollout, Rows
+from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 from rlplat.rl.torch.device import has_fast_bfloat16
 
@@ -82,18 +84,25 @@ def spec_of(config: Any) -> PolicySpec:
 def ppo_steps(settings: dict[str, Any]) -> tuple[Callable[[], object], float]:
     """(one gradient step on the next minibatch of a round, its FLOP)"""
     rng, size = np.random.default_rng(0), 256
-    config = PPOConfig(env="Pong", policy={"encoder": "nature_cnn"}, **settings)
+    config = PPOConfig(
+        env="Pong",
+        policy={"encoder": "nature_cnn"},
+        learning_rate=2.5e-4,
+        clip_range=0.1,
+        entropy_coef=0.01,
+        **settings,
+    )
     net = TorchPPO(config, spec_of(config), np.random.SeedSequence(0))
-    names = ("log_probs", "values", "advantages", "returns")
-    columns = {name: rng.normal(size=ROUND).astype(np.float32) for name in names}
-    columns["log_probs"] = np.full(ROUND, -np.log(NUM_ACTIONS), np.float32)
-    obs = rng.integers(0, 256, (ROUND, *IMAGE), np.uint8)
-    none = np.zeros((8, 0), np.float32)
-    net.load_round(obs, rng.integers(NUM_ACTIONS, size=ROUND), columns, none, none, none)
-    losses = {"clip_range": 0.1, "value_coef": 0.5, "entropy_coef": 0.01, "clip_value_loss": False}
+    obs, actions = rng.integers(0, 256, (ROUND, *IMAGE), np.uint8), rng.integers(NUM_ACTIONS, size=ROUND)
+    batch = SampleBatch.empty(1, obs, actions)
+    batch.actions[:], batch.valid[:] = actions, True
+    batch.log_probs[:] = -np.log(NUM_ACTIONS)
+    batch.values[:] = rng.normal(size=ROUND)
+    advantages, returns = rng.normal(size=(2, 1, ROUND)).astype(np.float32)
+    net.load(Rollout(batch, batch.rewards, obs, advantages, returns))
 
     def step() -> object:
-        return net.read([net.train_minibatch(rng.permutation(ROUND)[:size], 1.0, 2.5e-4, losses)])
+        return net.read([net.train(Rows(rng.permutation(ROUND)[:size]), config)])
 
     return step, size * (FORWARD + BACKWARD)
 

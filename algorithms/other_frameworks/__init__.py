@@ -1,8 +1,8 @@
 """The parts of algorithms that compute with TensorFlow or numpy: the numbers of those that compute with torch."""
 
 WRITTEN_FOR = {
-    "rlplat.algorithms.ppo": "36284e97",
-    "rlplat.algorithms.a3c": "75abd857",
+    "rlplat.algorithms.ppo": "3891f0c5",
+    "rlplat.algorithms.a3c": "6afe6d01",
     "rlplat.algorithms.dqn": "ee8bbcb4",
 }
 """The torch class of each algorithm that these are the twins of, by its `rlplat.rl.learning.backend.fingerprint`. Where

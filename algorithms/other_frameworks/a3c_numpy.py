@@ -3,49 +3,45 @@ with the gradient of the loss written out."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from rlplat.algorithms.a3c import LOSS_STATS, A3CConfig
-from rlplat.rl.interfaces import Array, Obs, Weights
+from rlplat.algorithms.a3c import A3CConfig
+from rlplat.rl.interfaces import Weights
 from rlplat.rl.learning.numpy_learning import NumpyTrainee
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.sampling.sample_batch import SampleBatch
+from rlplat.rl.sampling.rollout import Rollout, Rows
 
 
 class NumpyA3C:
-    """Network and gradient in numpy; what its methods mean is said by `TorchA3C`."""
+    """Network and gradient in numpy; what its methods mean is said by `ActorCriticNet`."""
 
-    def __init__(
-        self, config: A3CConfig, spec: PolicySpec, seed: np.random.SeedSequence, num_threads: int
-    ) -> None:
+    def __init__(self, config: A3CConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
         self.trainee = NumpyTrainee(config, spec, seed)
 
-    def gradients(
-        self,
-        obs: Obs,
-        batch: SampleBatch,
-        advantages: Array,
-        returns: Array,
-        *,
-        value_coef: float,
-        entropy_coef: float,
-    ) -> tuple[Weights, dict[str, float]]:
-        assert isinstance(obs, np.ndarray)
-        rows = batch.valid_rows()
+    def load(self, rollout: Rollout) -> None:
+        self._rollout = rollout
+
+    def gradients(self, chosen: Rows, config: Any) -> tuple[Weights, dict[str, float]]:
+        rollout, network = self._rollout, self.trainee.network
+        assert isinstance(rollout.obs, np.ndarray)
+        rows = rollout.batch.valid_rows()
         size = np.float32(max(1, len(rows)))
-        network = self.trainee.network
         with np.errstate(all="ignore"):  # NaN and infinity show in the gradients
-            inputs = obs.reshape(len(obs), -1)[rows].astype(np.float32, copy=False)
-            distribution, values = network.forward(inputs)
-            log_probs, entropies = distribution.evaluate(batch.flat("actions")[rows])
-            advantages, errors = advantages.reshape(-1)[rows], values - returns.reshape(-1)[rows]
-            stats = (
-                -(log_probs * advantages).sum() / size,
-                np.float32(0.5) * np.square(errors).sum() / size,
-                entropies.sum() / size,
-            )
-            d_entropies = np.full(len(rows), -entropy_coef / size, np.float32)
+            obs = rollout.obs.reshape(len(rollout.obs), -1)[rows].astype(np.float32, copy=False)
+            distribution, values = network.forward(obs)
+            log_probs, entropies = distribution.evaluate(rollout.batch.flat("actions")[rows])
+            columns = {name: column[rows] for name, column in rollout.columns.items()}
+            advantages = (columns["advantages"] - chosen.mean) * chosen.scale
+            errors = values - columns["returns"]
+            stats = {
+                "policy_loss": -(log_probs * advantages).sum() / size,
+                "value_loss": np.float32(0.5) * np.square(errors).sum() / size,
+                "entropy": entropies.sum() / size,
+            }
+            d_entropies = np.full(len(rows), -config.entropy_coef / size, np.float32)
             d_params, d_log_std = distribution.gradients(advantages / -size, d_entropies)
-            network.backward(d_params, d_log_std, errors * (np.float32(value_coef) / size))
+            network.backward(d_params, d_log_std, errors * (np.float32(config.value_coef) / size))
         gradients = {name: array.copy() for name, array in network.gradients.items()}
-        return gradients, dict(zip(LOSS_STATS, map(float, stats), strict=True))
+        return gradients, {name: float(number) for name, number in stats.items()}

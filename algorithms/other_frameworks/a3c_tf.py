@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.algorithms.a3c import LOSS_STATS, A3CConfig
-from rlplat.rl.interfaces import Array, Obs, Weights
-from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts
+from rlplat.algorithms.a3c import A3CConfig
+from rlplat.rl.interfaces import Weights
+from rlplat.rl.policies.spec import PolicySpec, worker_threads
+from rlplat.rl.sampling.rollout import Rollout, Rows
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.device import CPU
 from rlplat.rl.tf.networks import check_network, make_network
 from rlplat.rl.tf.tensors import FLOAT, action_signature, graph, obs_signature, obs_tensors, rows
 from rlplat.rl.tf.trainee import Trainee
+
+STATS = ("policy_loss", "value_loss", "entropy")
 
 
 def tf_a3c_loss(
@@ -28,9 +30,9 @@ def tf_a3c_loss(
     value_coef: Any,
     entropy_coef: Any,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The loss whose gradient is that of the paper (section 4.3; signs turned): (loss, stats float32[3]).
+    """The loss whose gradient is that of the paper (section 4.3; signs turned): (loss, STATS float32[3]).
 
-    Formulas, arguments and stats as in `rlplat.algorithms.a3c.a3c_loss`; coefficients are numbers or float32[].
+    Formulas as in `rlplat.algorithms.a3c.a3c_loss`; coefficients are numbers or float32[].
     """
     policy_loss = -tf.reduce_mean(log_probs * advantages)
     value_loss = 0.5 * tf.reduce_mean(tf.square(values - returns))
@@ -40,12 +42,9 @@ def tf_a3c_loss(
 
 
 class TfA3C:
-    """The network on TensorFlow and the gradient of its loss; arrays in, arrays out, as in `TorchA3C`."""
+    """The network on TensorFlow and the gradient of its loss; what its methods mean is said by `ActorCriticNet`."""
 
-    def __init__(
-        self, config: A3CConfig, spec: PolicySpec, seed: np.random.SeedSequence, num_threads: int
-    ) -> None:
-        """num_threads: of the framework, for one worker; 0 leaves it to the framework's own rule."""
+    def __init__(self, config: A3CConfig, spec: PolicySpec, seed: np.random.SeedSequence) -> None:
         self.trainee = Trainee(
             config,
             spec,
@@ -53,7 +52,7 @@ class TfA3C:
             lambda precision: make_network(spec, precision),
             lambda network: check_network(network, spec),
             device=CPU,
-            num_threads=num_threads,
+            num_threads=worker_threads(config, spec),
         )
         self._spec, self._network = spec, self.trainee.network
         state_size = int(getattr(self._network, "state_size", 0))
@@ -70,34 +69,26 @@ class TfA3C:
             FLOAT,
         )
 
-    def gradients(
-        self,
-        obs: Obs,
-        batch: SampleBatch,
-        advantages: Array,
-        returns: Array,
-        *,
-        value_coef: float,
-        entropy_coef: float,
-    ) -> tuple[Weights, dict[str, float]]:
-        """(gradients by name, float32 and contiguous; LOSS_STATS by name).
+    def load(self, rollout: Rollout) -> None:
+        self._rollout = rollout
 
-        obs: [T*B, ...], normalised; advantages, returns: float32[T, B]. The batch brings actions, the core's state and
-        which rows count: all rows go through the network, in order, the loss is over the valid ones.
-        """
+    def gradients(self, chosen: Rows, config: Any) -> tuple[Weights, dict[str, float]]:
+        batch, rollout = self._rollout.batch, self._rollout
+        advantages = (rollout.advantages - chosen.mean) * chosen.scale
+        targets = np.stack([advantages.reshape(-1), rollout.returns.reshape(-1)], axis=1)
         stats, gradients = self._gradients(
-            obs_tensors(obs, self._spec),
+            obs_tensors(rollout.obs, self._spec),
             batch.flat("actions"),
-            np.stack([advantages.reshape(-1), returns.reshape(-1)], axis=1).astype(np.float32, copy=False),
+            targets.astype(np.float32, copy=False),
             batch.core_state if self._has_core else np.zeros((0, 0), np.float32),
-            episode_starts(batch),
+            rollout.starts,
             batch.flat("valid"),
-            np.float32(value_coef),
-            np.float32(entropy_coef),
+            np.float32(config.value_coef),
+            np.float32(config.entropy_coef),
         )
         names = self.trainee.variables
         arrays = {name: gradient.numpy() for name, gradient in zip(names, gradients, strict=True)}
-        return arrays, dict(zip(LOSS_STATS, stats.numpy().tolist(), strict=True))
+        return arrays, dict(zip(STATS, stats.numpy().tolist(), strict=True))
 
     def _gradients_of_rows(
         self,

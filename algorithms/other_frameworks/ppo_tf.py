@@ -2,64 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from rlplat.algorithms.ppo import PPOConfig
 from rlplat.errors import ConfigError
-from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.sampling.rollout import Rollout, Rows
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.networks import check_network, make_network
 from rlplat.rl.tf.tensors import FLOAT, action_signature, graph, obs_signature, obs_tensors, rows
 from rlplat.rl.tf.trainee import Trainee
 
 COLUMNS = ("log_probs", "values", "advantages", "returns")
-LOSS_SCALARS = ("clip_range", "value_coef", "entropy_coef", "advantage_mean", "advantage_scale")
+SCALARS = ("clip_range", "value_coef", "entropy_coef", "mean", "scale")
+STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
 def tf_ppo_loss(
-    log_probs: tf.Tensor,
-    entropies: tf.Tensor,
-    values: tf.Tensor,
-    columns: Mapping[str, tf.Tensor],
-    *,
-    clip_range: Any,
-    value_coef: Any,
-    entropy_coef: Any,
-    clip_value_loss: bool,
-    advantage_mean: Any = 0.0,
-    advantage_scale: Any = 1.0,
+    log_probs: tf.Tensor, entropies: tf.Tensor, values: tf.Tensor, minibatch: Any, config: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The loss of one minibatch (Schulman et al. 2017, eq. 7 and 9, signs turned): (loss, stats float32[5]).
+    """The loss of one minibatch (Schulman et al. 2017, eq. 7 and 9, signs turned): (loss, STATS float32[5]).
 
-    Formulas, arguments and stats as in `rlplat.algorithms.ppo.ppo_loss`; coefficients are numbers or float32[].
+    Formulas as in `rlplat.algorithms.ppo.ppo_loss`; minibatch: with its log_probs, values, advantages and returns;
+    config: numbers or float32[].
     """
-    advantages = (columns["advantages"] - advantage_mean) * advantage_scale
-    returns = columns["returns"]
+    advantages, returns, clip_range = minibatch.advantages, minibatch.returns, config.clip_range
 
-    log_ratios = log_probs - columns["log_probs"]
+    log_ratios = log_probs - minibatch.log_probs
     ratios = tf.exp(log_ratios)
     clipped_ratios = tf.clip_by_value(ratios, 1.0 - clip_range, 1.0 + clip_range)
     policy_loss = -tf.reduce_mean(tf.minimum(ratios * advantages, clipped_ratios * advantages))
 
     value_errors = tf.square(values - returns)
-    if clip_value_loss:
-        moves = tf.clip_by_value(values - columns["values"], -clip_range, clip_range)
-        value_errors = tf.maximum(value_errors, tf.square(columns["values"] + moves - returns))
+    if config.clip_value_loss:
+        moves = tf.clip_by_value(values - minibatch.values, -clip_range, clip_range)
+        value_errors = tf.maximum(value_errors, tf.square(minibatch.values + moves - returns))
     value_loss = 0.5 * tf.reduce_mean(value_errors)
 
     entropy = tf.reduce_mean(entropies)
-    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     approx_kl = tf.reduce_mean(ratios - 1.0 - log_ratios)  # k3, see ppo_loss
     clip_fraction = tf.reduce_mean(tf.cast(tf.abs(ratios - 1.0) > clip_range, tf.float32))
     return loss, tf.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction])
 
 
 class TfPPO:
-    """Network, optimizer and loss on TensorFlow; what its methods mean is said by `TorchPPO`.
+    """Network, optimizer and loss on TensorFlow; what its methods mean is said by `ActorCriticNet`.
 
     A minibatch is one call of one graph, whatever its size: gathers, forward and backward pass, clipping, Adam.
     """
@@ -90,52 +82,39 @@ class TfPPO:
             "valid": rows(dtype=tf.bool),
         }
         indices = tf.TensorSpec([None, None] if self._has_core else [None], tf.int64)
-        scalars = dict.fromkeys(LOSS_SCALARS, FLOAT)
+        scalars = dict.fromkeys(SCALARS, FLOAT)
         self._step = graph(self._train_rows, round_signature, indices, FLOAT, scalars)
 
-    def load_round(
-        self,
-        obs: Obs,
-        actions: Array,
-        columns: Mapping[str, Array],
-        core_state: Array,
-        starts: Array,
-        valid: Array,
-    ) -> None:
-        """Take a round onto the device. obs, actions, columns: [N, ...], N = T*B; core_state: float32[B, S]; starts,
-        valid: bool[N]."""
+    def load(self, rollout: Rollout) -> None:
+        batch, columns = rollout.batch, rollout.columns
         arrays = {
-            "actions": actions,
+            "actions": batch.flat("actions"),
             "columns": np.stack([columns[name] for name in COLUMNS], axis=1).astype(np.float32, copy=False),
-            "core_state": core_state if self._has_core else np.zeros((0, 0), np.float32),
-            "starts": starts,
-            "valid": valid,
+            "core_state": batch.core_state if self._has_core else np.zeros((0, 0), np.float32),
+            "starts": rollout.starts.reshape(-1),
+            "valid": batch.flat("valid"),
         }
         with tf.device(self.device):
             self._round = {name: tf.convert_to_tensor(array) for name, array in arrays.items()}
-            self._round["obs"] = obs_tensors(obs, self._spec)
+            self._round["obs"] = obs_tensors(rollout.obs, self._spec)
 
-    def train_minibatch(
-        self, indices: Array, share: float, learning_rate: float, loss_arguments: dict[str, Any]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """One gradient step -> what `read` takes.
-
-        indices: int64[M] rows, or int64[T, M] whole fragments (with a core); share: 1.0.
-        """
-        assert share == 1.0, "one learner trains on whole minibatches"
-        assert loss_arguments["clip_value_loss"] == self._clip_value_loss, "this switch is part of the graph"
-        scalars = {"advantage_mean": 0.0, "advantage_scale": 1.0} | loss_arguments
+    def train(self, chosen: Rows, config: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        assert chosen.share == 1.0, "one learner trains on whole minibatches"
+        assert config.clip_value_loss == self._clip_value_loss, "this switch is part of the graph"
+        indices = chosen.rows if chosen.envs is None else chosen.rows.reshape(-1, len(chosen.envs))
+        scalars = {
+            name: np.float32(getattr(chosen if name in ("mean", "scale") else config, name))
+            for name in SCALARS
+        }
         trained: tuple[tf.Tensor, tf.Tensor] = self._step(
-            self._round,
-            indices,
-            np.float32(learning_rate),
-            {name: np.float32(scalars[name]) for name in LOSS_SCALARS},
+            self._round, indices, np.float32(config.learning_rate), scalars
         )
         return trained
 
-    def read(self, trained: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> tuple[Array, Array]:
+    def read(self, trained: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[dict[str, float]]:
         stats, norms = (np.stack([each.numpy() for each in column]) for column in zip(*trained, strict=True))
-        return stats, self.trainee.norms_of(norms)
+        both = np.column_stack([stats, self.trainee.norms_of(norms)]).tolist()
+        return [dict(zip((*STATS, "gradient_norm"), each, strict=True)) for each in both]
 
     def _train_rows(
         self,
@@ -168,12 +147,8 @@ class TfPPO:
                 log_probs, entropies, values, columns = (
                     tf.boolean_mask(each, count) for each in (log_probs, entropies, values, columns)
                 )
-            loss, stats = tf_ppo_loss(
-                log_probs,
-                entropies,
-                values,
-                dict(zip(COLUMNS, tf.unstack(columns, axis=1), strict=True)),
-                clip_value_loss=self._clip_value_loss,
-                **scalars,
-            )
+            minibatch = SimpleNamespace(**dict(zip(COLUMNS, tf.unstack(columns, axis=1), strict=True)))
+            minibatch.advantages = (minibatch.advantages - scalars["mean"]) * scalars["scale"]
+            config = SimpleNamespace(clip_value_loss=self._clip_value_loss, **scalars)
+            loss, stats = tf_ppo_loss(log_probs, entropies, values, minibatch, config)
         return stats, self.trainee.gradients(tape, loss)

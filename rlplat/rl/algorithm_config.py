@@ -268,7 +268,19 @@ class AlgorithmConfig(Section):
         return self
 
 
+class OnPolicyConfig(AlgorithmConfig):
+    """Common to algorithms that learn from what their rollout workers have just seen (PPO, A3C, IMPALA)."""
+
+    clip_rewards: bool = False
+    """Learn from the sign of rewards (Atari); metrics stay raw."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running deviation of the discounted return, clip to +-10."""
+    normalize_observations: bool = False
+    """Subtract the running mean, divide by the running deviation, clip to +-10; of an image, each pixel's."""
+
+
 Config = TypeVar("Config", bound=AlgorithmConfig)
+Rolling = TypeVar("Rolling", bound=OnPolicyConfig)
 
 
 def settings_of(config: Any, config_class: type[Config], algorithm: str) -> Config:

@@ -147,7 +147,7 @@ class ObsNormalizer:
         """obs: of the observations, where they may be a Dict."""
         self._mean: Array | None = None
         self._inverse_std: Array | None = None
-        self._leaves = vector_leaves(obs)
+        self.leaves = vector_leaves(obs)
 
     def set_weights(self, weights: Weights) -> None:
         if OBS_MEAN not in weights:
@@ -162,7 +162,7 @@ class ObsNormalizer:
         if not isinstance(obs, dict):
             return _normalized(obs, self._mean, self._inverse_std)
         result, start = dict(obs), 0
-        for path, leaf in self._leaves.items():
+        for path, leaf in self.leaves.items():
             own = slice(start, start := start + leaf.flat_size)
             mean, inverse_std = self._mean[own], self._inverse_std[own]
             result[path] = _normalized(obs[path], mean.reshape(leaf.shape), inverse_std.reshape(leaf.shape))

@@ -114,6 +114,16 @@ def with_horizon(config: Config, env_steps: int) -> Config:
     return config.model_copy(update=changes) if changes else config
 
 
+def config_at(config: Config, env_steps: float, run_env_steps: float) -> Config:
+    """The same with every schedule as the number that it has come to (`schedule_value`)."""
+    changes = {
+        name: schedule_value(value, env_steps, run_env_steps)
+        for name, value in config
+        if isinstance(value, LinearSchedule | PiecewiseSchedule)
+    }
+    return config.model_copy(update=changes) if changes else config
+
+
 def scaled_horizons(settings: Mapping[str, Any], share: float) -> dict[str, Any]:
     """settings: a config as plain data -> its schedules that have a horizon, with that share of it."""
     return {

@@ -12,10 +12,12 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from rlplat.algorithms.a3c import A3C, A3CConfig, A3CWorker, make_optimizer, normalized, preflight
+from rlplat.algorithms.a3c import A3C, A3CConfig, A3CWorker
 from rlplat.errors import ActorDied, ConfigError, NonFiniteError, NotInitialized
+from rlplat.rl.envs import check
 from rlplat.rl.interfaces import Result, Weights
 from rlplat.rl.learning.backend import computation_of
+from rlplat.rl.learning.numpy_learning import optimizer_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import LEAST_PIXEL_VAR, OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.spec import policy_spec
@@ -189,8 +191,8 @@ def test_another_number_of_workers_scales_rewards_as_those_before_and_repeats_no
 
 def make_workers(num_workers: int, **settings: Any) -> tuple[Any, list[A3CWorker]]:
     config = A3CConfig(**(QUICK | {"num_rollout_workers": num_workers} | settings))
-    spec = policy_spec(config.policy.model_dump(), preflight(config, computation_of(A3C)))
-    server = rlplat.remote(ParameterServer).remote(make_optimizer(config), config.max_staleness)
+    spec = policy_spec(config.policy.model_dump(), check.preflight(config))
+    server = rlplat.remote(ParameterServer).remote(optimizer_of(config), config.max_staleness)
     workers = [
         A3CWorker(computation_of(A3C), config.model_dump(), index, 0, spec, [server])
         for index in range(num_workers)
@@ -204,11 +206,11 @@ def test_only_the_sender_gets_fresh_weights(runtime: None) -> None:
     one.learn(1, 0.0)
     other.learn(1, 0.0)
     assert (one._versions, other._versions) == ((1,), (2,))
-    held = other._network.trainee.weights()
+    held = other._net.trainee.weights()
     one.learn(3, 0.0)
     assert (one._versions, other._versions) == ((5,), (2,))
-    assert_same(other._network.trainee.weights(), held)
-    assert_same(one._network.trainee.weights(), one._server.latest()[1])
+    assert_same(other._net.trainee.weights(), held)
+    assert_same(one._net.trainee.weights(), one._server.latest()[1])
     rlplat.get(server.take_report.remote())
     other.learn(1, 0.0)  # computed on version 2, applied to version 5
     metrics = rlplat.get(server.take_report.remote()).metrics
@@ -226,7 +228,7 @@ def test_a_gradient_that_is_too_old_is_dropped_and_counted(runtime: None) -> Non
     (version,), weights = one._server.latest()
     assert (version,) == before[0]
     assert_same(weights, before[1])
-    assert_same(other._network.trainee.weights(), weights)
+    assert_same(other._net.trainee.weights(), weights)
     report = rlplat.get(server.take_report.remote())
     assert report.metrics["learner/dropped_gradients"] == 1 and 0 < report.env_steps <= 5 * 8
     other.learn(1, 0.0)  # with the fresh weights it goes on
@@ -234,19 +236,14 @@ def test_a_gradient_that_is_too_old_is_dropped_and_counted(runtime: None) -> Non
 
 
 def test_normalised_advantages_make_the_policys_gradient_blind_to_the_scale_of_rewards(runtime: None) -> None:
-    valid = np.array([[True, True], [True, False]])
-    advantages = np.array([[1.0, 5.0], [-3.0, 1e6]], np.float32)
-    scaled = normalized(advantages, valid)
-    assert scaled[valid].mean() == pytest.approx(0.0, abs=1e-6)
-    assert scaled[valid].std(ddof=1) == pytest.approx(1.0)
-    np.testing.assert_allclose(normalized(1000 * advantages, valid)[valid], scaled[valid], rtol=1e-5)
     _, (plain,) = make_workers(1)
     _, (normalizing,) = make_workers(1, normalize_advantages=True)
     for worker in (plain, normalizing):
         worker._use(*worker._server.latest())
     batches = [worker.roll_out() for worker in (plain, normalizing)]
     (_, stats), (_, other_stats) = (
-        worker._gradients(batch, 0.0) for worker, batch in zip((plain, normalizing), batches, strict=True)
+        worker._gradients(batch, worker.config.model_copy(update={"entropy_coef": 0.0}))
+        for worker, batch in zip((plain, normalizing), batches, strict=True)
     )
     assert stats["learner/value_loss"] == other_stats["learner/value_loss"]
     assert stats["learner/policy_loss"] != other_stats["learner/policy_loss"]
@@ -266,7 +263,7 @@ def test_acting_and_gradient_use_the_same_weights_and_statistics(runtime: None, 
     obs = worker._normalize_obs(batch.flat_obs())
     assert (obs != batch.flat_obs()).any()
     with torch.inference_mode():
-        log_probs, _, values = worker._network.trainee.network.evaluate_actions(
+        log_probs, _, values = worker._net.trainee.network.evaluate_actions(
             torch.from_numpy(obs), torch.from_numpy(batch.flat("actions"))
         )
     np.testing.assert_allclose(values, batch.flat("values"), rtol=1e-4, atol=1e-5)
@@ -290,7 +287,7 @@ def test_a_dead_worker_is_replaced_and_the_others_go_on(processes: None) -> None
         assert state["rollout_workers"]["incarnations"] == [0, 1]
         # Whatever was applied has been counted: the ledger holds what no step has taken yet.
         counted = a3c.step()
-        assert counted.env_steps >= results[-1].env_steps + state["parameter_server"]["ledger"]["env_steps"]
+        assert counted.env_steps >= results[-1].env_steps + state["learner"]["ledger"]["env_steps"]
 
 
 def test_a_worker_that_keeps_dying_ends_the_run(runtime: None) -> None:
@@ -304,7 +301,7 @@ def test_a_worker_that_keeps_dying_ends_the_run(runtime: None) -> None:
 def test_a_dead_parameter_server_ends_the_run_and_says_how_to_go_on(runtime: None, index: int) -> None:
     with make(num_parameter_servers=2) as a3c:
         a3c.step()
-        rlplat.kill(a3c.server.servers[index])
+        rlplat.kill(a3c.learners.servers[index])
         with pytest.raises(ActorDied, match=rf"(?s)parameter server {index} of 2 died.*--resume"):
             a3c.step()
 
@@ -315,7 +312,7 @@ def test_a_reward_that_is_not_finite_is_named(runtime: None) -> None:
     batch = worker.roll_out()
     batch.rewards[2, 1] = np.nan
     with pytest.raises(NonFiniteError, match=r"reward nan from environment 1 of rollout worker 0 \(step 2"):
-        worker._gradients(batch, 0.0)
+        worker._gradients(batch, worker.config)
 
 
 @pytest.mark.parametrize("non_finite", ["stop", "skip"])
@@ -324,14 +321,14 @@ def test_a_gradient_that_is_not_finite(
 ) -> None:
     server, (worker,) = make_workers(1, non_finite=non_finite)
     worker.learn(1, 0.0)
-    compute = worker._network.gradients
+    compute = worker._net.gradients
 
     def spoilt(*args: Any, **options: Any) -> Any:
         gradients, stats = compute(*args, **options)
         gradients["critic_head.bias"][:] = math.inf
         return gradients, stats
 
-    monkeypatch.setattr(worker._network, "gradients", spoilt)
+    monkeypatch.setattr(worker._net, "gradients", spoilt)
     if non_finite == "stop":
         with pytest.raises(NonFiniteError, match=r"gradients \['critic_head.bias'\] of rollout worker 0"):
             worker.learn(1, 0.0)

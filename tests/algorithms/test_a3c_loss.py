@@ -13,12 +13,14 @@ pytest.importorskip("torch")
 
 import torch
 
-from rlplat.algorithms.a3c import LOSS_STATS, A3CConfig, TorchA3C, a3c_loss
+from rlplat.algorithms.a3c import A3CConfig, TorchA3C, a3c_loss
 from rlplat.rl.learning.numpy_learning import RMSProp, clip_by_global_norm
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.sampling.returns import gae
+from rlplat.rl.sampling.rollout import Rollout
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
+from tests.algorithms.losses import loss_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "a3c_losses.json"
 POLICY = A3CConfig(env="made up", policy={"hidden_sizes": [16, 16]}).policy.model_dump()
@@ -38,12 +40,12 @@ SPECS: dict[str, PolicySpec] = {
         SpaceSpec(ObsSpec("vector", (4,), "float32", ""), DISCRETE),
     ),
 }
-COEFS = {"value_coef": 0.5, "entropy_coef": 0.02}
+COEFS: dict[str, float] = {"value_coef": 0.5, "entropy_coef": 0.02}
+CONFIG = A3CConfig(env="made up", learner={"precision": "float32", "num_threads": 1}, **COEFS)
 
 
 def make_network(spec: PolicySpec) -> TorchA3C:
-    config = A3CConfig(env="made up", learner={"precision": "float32"})
-    return TorchA3C(config, spec, np.random.SeedSequence(1), num_threads=1)
+    return TorchA3C(CONFIG, spec, np.random.SeedSequence(1))
 
 
 def make_batch(spec: PolicySpec, seed: int = 0, num_steps: int = 6, num_envs: int = 4) -> SampleBatch:
@@ -78,20 +80,24 @@ def estimates(batch: SampleBatch, gae_lambda: float = 1.0) -> tuple[np.ndarray, 
     return gae(batch.rewards, batch.values, batch.next_values, *ends, discount=0.9, gae_lambda=gae_lambda)
 
 
-def gradients_of(network: TorchA3C, batch: SampleBatch) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    return network.gradients(batch.flat_obs(), batch, *estimates(batch), **COEFS)
+def gradients_of(network: Any, batch: SampleBatch) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    rollout = Rollout(batch, batch.rewards, batch.flat_obs(), *estimates(batch))
+    network.load(rollout)
+    gradients: tuple[dict[str, np.ndarray], dict[str, float]] = network.gradients(rollout.whole(), CONFIG)
+    return gradients
 
 
 def test_the_loss_agrees_with_the_formulas() -> None:
     rng = np.random.default_rng(0)
     log_probs, entropies, values, advantages, returns = rng.normal(size=(5, 7))
-    loss, stats = a3c_loss(
-        *(torch.tensor(x) for x in (log_probs, entropies, values, advantages, returns)), **COEFS
-    )
+    given = [torch.tensor(each) for each in (log_probs, entropies, values)]
+    columns = {"log_probs": None, "values": None}
+    columns |= {"advantages": torch.tensor(advantages), "returns": torch.tensor(returns)}
+    loss, stats = loss_of(a3c_loss, given, columns, **COEFS)
     policy_loss = -sum(lp * a for lp, a in zip(log_probs, advantages, strict=True)) / 7
     value_loss = sum((r - v) ** 2 for r, v in zip(returns, values, strict=True)) / 14
     entropy = sum(entropies) / 7
-    assert stats.tolist() == pytest.approx([policy_loss, value_loss, entropy])
+    assert list(stats.values()) == pytest.approx([policy_loss, value_loss, entropy])
     assert float(loss) == pytest.approx(policy_loss + 0.5 * value_loss - 0.02 * entropy)
 
 
@@ -187,6 +193,6 @@ def test_golden_losses(name: str) -> None:
     if name not in golden:
         GOLDEN.write_text(json.dumps(golden | {name: losses}, indent=1, sort_keys=True) + "\n")
         pytest.fail(f"{GOLDEN} had no {name!r}; written now: look at it and run again")
-    assert set(losses[0]) == {*LOSS_STATS, "gradient_norm"}
+    assert set(losses[0]) == {"policy_loss", "value_loss", "entropy", "gradient_norm"}
     for update, (got, expected) in enumerate(zip(losses, golden[name], strict=True)):
         assert got == pytest.approx(expected, rel=2e-3, abs=2e-5), f"update {update}"

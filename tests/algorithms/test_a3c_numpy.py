@@ -7,17 +7,16 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rlplat.algorithms.a3c import A3CConfig
 from rlplat.algorithms.other_frameworks.a3c_numpy import NumpyA3C
 from rlplat.rl.interfaces import Weights
-from tests.algorithms.test_a3c_loss import COEFS, SPECS, estimates, gradients_of, make_batch, make_network
+from tests.algorithms.test_a3c_loss import CONFIG, SPECS, gradients_of, make_batch, make_network
 
 
 @pytest.mark.parametrize("name", ["categorical", "gaussian"])
 def test_gradients_are_torchs(name: str) -> None:
     spec = SPECS[name]
     torchs = make_network(spec)
-    ours = NumpyA3C(A3CConfig(env="made up"), spec, np.random.SeedSequence(2), num_threads=1)
+    ours = NumpyA3C(CONFIG, spec, np.random.SeedSequence(2))
     rng = np.random.default_rng(0)
     weights: Weights = {
         key: array + rng.normal(0.0, 0.1, array.shape).astype(np.float32)
@@ -28,7 +27,7 @@ def test_gradients_are_torchs(name: str) -> None:
     batch = make_batch(spec)
     assert not batch.valid.all()
     expected, expected_stats = gradients_of(torchs, batch)
-    found, stats = ours.gradients(batch.flat_obs(), batch, *estimates(batch), **COEFS)
+    found, stats = gradients_of(ours, batch)
     assert stats == pytest.approx(expected_stats, rel=1e-5)
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
@@ -39,6 +38,6 @@ def test_gradients_are_torchs(name: str) -> None:
 def test_nothing_is_learnt_from_a_fragment_without_a_decision() -> None:
     batch = make_batch(SPECS["categorical"])
     batch.valid[:] = False
-    ours = NumpyA3C(A3CConfig(env="made up"), SPECS["categorical"], np.random.SeedSequence(2), num_threads=1)
-    gradients, stats = ours.gradients(batch.flat_obs(), batch, *estimates(batch), **COEFS)
+    ours = NumpyA3C(CONFIG, SPECS["categorical"], np.random.SeedSequence(2))
+    gradients, stats = gradients_of(ours, batch)
     assert not any(gradient.any() for gradient in gradients.values()) and not any(stats.values())

@@ -10,12 +10,14 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from rlplat.algorithms.impala import Impala, ImpalaConfig, ImpalaLearner, ImpalaWorker, preflight
+from rlplat.algorithms import impala as impala_module
+from rlplat.algorithms.impala import Impala, ImpalaConfig, ImpalaLearner, ImpalaWorker
 from rlplat.errors import ConfigError, NonFiniteError
+from rlplat.rl.envs import check
 from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.policies.spec import policy_spec
-from rlplat.rl.sampling.returns import explained_variance, gae
+from rlplat.rl.sampling.returns import explained_variance, gae, vtrace
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from tests.states import assert_resumes
 
@@ -41,7 +43,7 @@ def make(**settings: Any) -> Impala:
 def make_parts(**settings: Any) -> tuple[ImpalaLearner, ImpalaWorker]:
     """A learner and a worker in this thread, to turn by hand."""
     config = ImpalaConfig(**(QUICK | settings))
-    spec = policy_spec(config.policy.model_dump(), preflight(config))
+    spec = policy_spec(config.policy.model_dump(), check.preflight(config))
     server = rlplat.remote(ParameterServer).remote()
     return ImpalaLearner(computation_of(Impala), config.model_dump(), spec, server), ImpalaWorker(
         config.model_dump(), 0, 0
@@ -116,7 +118,9 @@ def kwargs_of(settings: dict[str, Any]) -> dict[str, Any]:
     [{"normalize_observations": True}, LSTM, PIXELS],
     ids=["normalized", "lstm appo", "normalized pixels"],
 )
-def test_on_policy_the_targets_are_n_step_returns(runtime: None, settings: dict[str, Any]) -> None:
+def test_on_policy_the_targets_are_n_step_returns(
+    runtime: None, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
     """The learner's network gives what the worker's gave: log-probabilities, values, and so the returns of GAE(1)."""
     learner, worker = make_parts(**settings, rollout_length=40, env_kwargs=kwargs_of(settings))
     twin = RolloutWorker(learner.config.model_dump(), 0, 0)  # the same, with values of the weights that acted
@@ -128,23 +132,26 @@ def test_on_policy_the_targets_are_n_step_returns(runtime: None, settings: dict[
     acted = twin.sample((1, learner.weights()))
     np.testing.assert_array_equal(batch.actions, acted.actions)
     assert batch.terminated.any() and batch.truncated.any() == ("clip_range" in settings)
-    found: dict[str, Any] = {}
-    targets = learner._targets
-    learner._targets = lambda *args: found.setdefault("targets", targets(*args))  # type: ignore[method-assign]
+    found: list[Any] = []
+    monkeypatch.setattr(
+        impala_module, "vtrace", lambda *args, **named: found.append(vtrace(*args, **named)) or found[-1]
+    )
     metrics = learner.update(batch).metrics
     flags = (batch.terminated, batch.truncated, batch.valid)
     advantages, returns = gae(
         batch.rewards, batch.values, acted.next_values, *flags, discount=0.99, gae_lambda=1.0
     )
-    np.testing.assert_allclose(found["targets"]["targets"], returns, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found["targets"]["advantages"], advantages, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found[0].targets, returns, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found[0].advantages, advantages, rtol=1e-4, atol=1e-4)
     assert metrics["learner/rho_clipped"] == metrics["learner/clip_fraction"] == 0.0
     assert metrics["learner/staleness_max"] == 0
-    known = explained_variance(batch.values[batch.valid], found["targets"]["targets"][batch.valid])
+    known = explained_variance(batch.values[batch.valid], found[0].targets[batch.valid])
     assert known < 1.0 and metrics["learner/explained_variance"] == pytest.approx(known, abs=1e-4)
 
 
-def test_with_old_weights_and_time_limits_the_targets_are_equation_1(runtime: None) -> None:
+def test_with_old_weights_and_time_limits_the_targets_are_equation_1(
+    runtime: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the worker's columns alone: mu is the policy that acted, also across updates; V that of the learner's
     weights, at a time limit and at the end of the last observation there."""
     learner, worker = make_parts(rollout_length=24, learning_rate=0.05, env_kwargs={"max_episode_steps": 9})
@@ -154,9 +161,10 @@ def test_with_old_weights_and_time_limits_the_targets_are_equation_1(runtime: No
     assert batch.cut_rows is not None and not batch.next_values.any()
     np.testing.assert_array_equal(np.sort(batch.cut_rows), np.flatnonzero(batch.truncated))
     learner.update(batch)
-    found: dict[str, Any] = {}
-    targets = learner._targets
-    learner._targets = lambda *args: found.setdefault("targets", targets(*args))  # type: ignore[method-assign]
+    found: list[Any] = []
+    monkeypatch.setattr(
+        impala_module, "vtrace", lambda *args, **named: found.append(vtrace(*args, **named)) or found[-1]
+    )
     weights = learner.weights()
     learner.update(batch)
     logits, values = numpy_network(weights, batch.obs)
@@ -180,9 +188,7 @@ def test_with_old_weights_and_time_limits_the_targets_are_equation_1(runtime: No
                 if at_end or batch.terminated[step, column]:
                     break
                 step += 1
-    np.testing.assert_allclose(
-        found["targets"]["targets"][batch.valid], expected[batch.valid], rtol=1e-4, atol=1e-4
-    )
+    np.testing.assert_allclose(found[0].targets[batch.valid], expected[batch.valid], rtol=1e-4, atol=1e-4)
 
 
 def numpy_network(weights: dict[str, Any], obs: Any) -> tuple[Any, Any]:
@@ -226,7 +232,7 @@ def test_a_gradient_that_is_not_finite(runtime: None, non_finite: str) -> None:
     assert isinstance(batch.last_obs, np.ndarray)
     batch.last_obs[...] = np.nan
     if non_finite == "stop":
-        with pytest.raises(NonFiniteError, match=r"columns \['targets', 'advantages'\] at 0 env steps"):
+        with pytest.raises(NonFiniteError, match=r"columns \['last_obs'\] at 0 env steps"):
             learner.update(batch)
     else:
         before = learner.trainee.weights()
@@ -238,7 +244,7 @@ def test_a_gradient_that_is_not_finite(runtime: None, non_finite: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"framework": "tf"}, "impala computes with torch: omit framework=tf"),
+        ({"framework": "tf"}, "Impala computes with torch: omit framework=tf"),
         ({"clip_rewards": True, "normalize_rewards": True}, "exclude each other"),
         ({"learner": {"num_learners": 2}}, "learner.num_learners=2 has no effect: there is one learner"),
         ({"learner": {"backend": "numpy"}}, "computes with torch"),

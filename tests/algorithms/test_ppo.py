@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner, overlaps
+from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner
 from rlplat.errors import ConfigError, NotInitialized, RlplatError
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.sampling.worker_group import RolloutWorkers
@@ -170,7 +170,10 @@ def test_rounds_overlap_by_themselves_where_the_learner_has_a_gpu(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], num_gpus: int, expected: bool
 ) -> None:
     monkeypatch.setattr(rlplat, "cluster_resources", lambda: {"GPU": num_gpus})
-    assert overlaps(PPOConfig(**{"env": "Pong", **settings}), [make_spec(IMAGE)]) is expected
+    monkeypatch.setattr(PPO, "specs", [make_spec(IMAGE)])
+    ppo = PPO.__new__(PPO)  # without its actors
+    ppo.config = PPOConfig(**{"env": "Pong", **settings})
+    assert ppo.overlaps() is expected
 
 
 @pytest.mark.parametrize(

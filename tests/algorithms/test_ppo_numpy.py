@@ -3,6 +3,7 @@ states exchanged. What a run does with `learner.backend`."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ pytest.importorskip("torch")
 import torch
 
 import rlplat
-from rlplat.algorithms.other_frameworks.ppo_numpy import NumpyPPO, numpy_ppo_loss
-from rlplat.algorithms.ppo import LOSS_STATS, PPO, PPOConfig, PPOLearner, ppo_loss
+from rlplat.algorithms.other_frameworks.ppo_numpy import STATS, NumpyPPO, numpy_ppo_loss
+from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner, ppo_loss
 from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.spaces import ActionSpec
+from tests.algorithms.losses import loss_of
 from tests.algorithms.test_ppo_learner import BOX_SPEC, IMAGE_SPEC, VECTOR, make_batch, parameter_server
 from tests.rl.specimens import make_spec
 
@@ -46,15 +48,15 @@ def test_the_loss_and_its_derivatives_are_torchs(clip_value_loss: bool) -> None:
         "value_coef": 0.7,
         "entropy_coef": 0.01,
         "clip_value_loss": clip_value_loss,
-        "advantage_mean": 0.1,
-        "advantage_scale": 1.5,
     }
     columns = {name: data[name] for name in names[3:]}
-    stats, *derivatives = numpy_ppo_loss(*(data[name] for name in names[:3]), columns, **switches)
+    minibatch, config = SimpleNamespace(**columns), SimpleNamespace(**switches)
+    stats, *derivatives = numpy_ppo_loss(*(data[name] for name in names[:3]), minibatch, config)
     new = [torch.tensor(data[name], requires_grad=True) for name in names[:3]]
-    loss, expected = ppo_loss(*new, {name: torch.tensor(each) for name, each in columns.items()}, **switches)
+    tensors = {name: torch.tensor(each) for name, each in columns.items()}
+    loss, expected = loss_of(ppo_loss, new, tensors, **switches)
     loss.backward()
-    np.testing.assert_allclose(stats, expected.numpy(), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(stats, [expected[name] for name in STATS], rtol=1e-5, atol=1e-7)
     for derivative, tensor in zip(derivatives, new, strict=True):
         assert derivative.dtype == np.float32 and tensor.grad.abs().max() > 0
         np.testing.assert_allclose(derivative, tensor.grad.numpy(), rtol=1e-5, atol=1e-8)
@@ -66,10 +68,10 @@ def test_updates_are_torchs(parameter_server: Any, spec: Any) -> None:
     settings = {"clip_value_loss": True, "max_gradient_norm": 0.05}
     ours, torchs = (make_learner(parameter_server, name, spec, **settings) for name in ("numpy", "torch"))
     ours.set_state(torchs.get_state())
-    assert isinstance(ours._net, NumpyPPO)
+    assert isinstance(ours.net, NumpyPPO)
     for seed in range(3):
         found, expected = (learner.update(make_batch(spec, seed)).metrics for learner in (ours, torchs))
-        for name in [*LOSS_STATS, "gradient_norm"]:
+        for name in [*STATS, "gradient_norm"]:
             assert found[f"learner/{name}"] == pytest.approx(expected[f"learner/{name}"], rel=1e-4, abs=1e-6)
     one, other = ours.get_state(), torchs.get_state()
     assert one["weights"].keys() == other["weights"].keys() == one["optimizer"].keys()
@@ -124,7 +126,7 @@ def test_numbers_that_are_not_finite(parameter_server: Any) -> None:
     with pytest.raises(NonFiniteError, match=r"batch columns \['log_probs'\].*version 0"):
         learner.update(batch)
     assert all((array == before[name]).all() for name, array in learner.get_state()["weights"].items())
-    assert learner._net.trainee.non_finite_gradients()
+    assert learner.trainee.non_finite_gradients()
     skipping = make_learner(parameter_server, "numpy", num_epochs=1, minibatch_size=8, non_finite="skip")
     assert skipping.update(batch).metrics["learner/skipped_minibatches"] == 1
 
@@ -146,7 +148,7 @@ def test_auto_takes_numpy_where_it_can(spec: Any, settings: Any, backend: str, r
     config = PPOConfig(env="made up", **settings)
     computation = computation_of(PPO)
     assert computation.backend(config, spec) == backend
-    assert computation.note(config, [spec]).startswith(f"the learner computes with {backend}{reason}")
+    assert computation.notes(config, [spec])[0].startswith(f"the learner computes with {backend}{reason}")
     if reason:
         asked = config.model_copy(update={"learner": config.learner.model_copy(update={"backend": "numpy"})})
         with pytest.raises(ConfigError, match=r"learner\.backend=numpy learns plain MLPs on the CPU .*, but"):

@@ -18,10 +18,12 @@ from rlplat.rl.interfaces import Array  # noqa: E402
 from rlplat.rl.learning.backend import computation_of  # noqa: E402
 from rlplat.rl.learning.parameter_server import ParameterServer  # noqa: E402
 from rlplat.rl.policies.spec import PolicySpec, policy_spec  # noqa: E402
+from rlplat.rl.sampling import rollout as rollout_module  # noqa: E402
 from rlplat.rl.sampling import rollout_worker as rollout_worker_module  # noqa: E402
 from rlplat.rl.sampling.rollout_worker import RolloutWorker  # noqa: E402
 from rlplat.rl.sampling.sample_batch import SampleBatch  # noqa: E402
 from rlplat.rl.spaces import ObsSpec  # noqa: E402
+from tests.algorithms.losses import Fixed  # noqa: E402
 from tests.rl.specimens import (  # noqa: E402
     ACTIONS,
     IMAGE,
@@ -93,10 +95,11 @@ def differences(monkeypatch: pytest.MonkeyPatch, learner: PPOLearner, batches: l
     """|log_prob now - log_prob then|, |V now - V then| of every row that the loss was given: [rows, 2]."""
     seen: list[Array] = []
 
-    def spy(log_probs: Any, entropies: Any, values: Any, columns: Any, **arguments: Any) -> Any:
-        now = torch.stack([log_probs - columns["log_probs"], values - columns["values"]], dim=1)
+    def spy(network: Any, minibatch: Any, config: Any) -> Any:
+        log_probs, _, values = minibatch.evaluate(network)
+        now = torch.stack([log_probs - minibatch.log_probs, values - minibatch.values], dim=1)
         seen.append(now.detach().abs().numpy())
-        return ppo_loss(log_probs, entropies, values, columns, **arguments)
+        return ppo_loss(network, minibatch, config)
 
     monkeypatch.setattr(ppo_module, "ppo_loss", spy)
     learner.update(*batches)
@@ -139,7 +142,7 @@ def test_it_is_not_one_without_the_state_or_the_starts(
     spec = make_spec(core=core)
     learner, batches = round_of_two_workers(monkeypatch, spec, parameter_server)
     with monkeypatch.context() as patch:
-        patch.setattr(ppo_module, "episode_starts", lambda batch: np.zeros(batch.shape, np.bool_))
+        patch.setattr(rollout_module, "episode_starts", lambda batch: np.zeros(batch.shape, np.bool_))
         assert differences(monkeypatch, learner, batches).max() > 1e-2
     for batch in batches:
         batch.core_state = batch.core_state[::-1].copy()
@@ -152,14 +155,14 @@ def test_an_epoch_meets_every_row_once_and_with_a_core_whole_fragments(
 ) -> None:
     spec = make_spec(core=core)
     learner, batches = round_of_two_workers(monkeypatch, spec, parameter_server, num_epochs=3)
-    taken: list[Array] = []
-    train = learner._net.train_minibatch
+    taken: list[Any] = []
+    train = learner.net.train
 
-    def spy(indices: Array, *arguments: Any) -> Any:
-        taken.append(indices)
-        return train(indices, *arguments)
+    def spy(rows: Any, config: Any) -> Any:
+        taken.append(rows)
+        return train(rows, config)
 
-    monkeypatch.setattr(learner._net, "train_minibatch", spy)
+    monkeypatch.setattr(learner.net, "train", spy)
     learner.update(*batches)
     assert len(taken) % 3 == 0
     per_epoch = len(taken) // 3
@@ -167,15 +170,17 @@ def test_an_epoch_meets_every_row_once_and_with_a_core_whole_fragments(
         minibatches = taken[epoch * per_epoch : (epoch + 1) * per_epoch]
         if core == "none":
             valid = np.concatenate([batch.valid for batch in batches], axis=1).reshape(-1)
-            assert sorted(np.concatenate(minibatches)) == np.flatnonzero(valid).tolist()
+            assert (
+                sorted(np.concatenate([each.rows for each in minibatches])) == np.flatnonzero(valid).tolist()
+            )
             continue
-        assert [indices.shape for indices in minibatches] == [(T, 2)] * B  # 2 B fragments, two in each
-        envs = np.concatenate([indices[0] for indices in minibatches])
-        assert sorted(envs) == list(range(2 * B))
-        for indices in minibatches:
-            np.testing.assert_array_equal(indices, indices[0] + np.arange(T)[:, None] * 2 * B)
+        assert [len(each.envs) for each in minibatches] == [2] * B  # 2 B fragments, two in each
+        assert sorted(np.concatenate([each.envs for each in minibatches])) == list(range(2 * B))
+        for each in minibatches:
+            fragments = each.envs + np.arange(T)[:, None] * 2 * B
+            np.testing.assert_array_equal(each.rows, fragments.reshape(-1))
     orders = [
-        np.concatenate([i.reshape(-1) for i in taken[e * per_epoch : (e + 1) * per_epoch]]) for e in (0, 1)
+        np.concatenate([each.rows for each in taken[e * per_epoch : (e + 1) * per_epoch]]) for e in (0, 1)
     ]
     assert (orders[0] != orders[1]).any()
 
@@ -190,23 +195,23 @@ def test_the_gradient_of_a_fragment_is_that_of_the_steps_one_by_one(
     )
     batch = batches[0]  # its environments reset within the step: all rows are valid
     assert batch.valid.all()
-    network = learner._net.trainee.network
+    network = learner.trainee.network
     losses, state = [], torch.from_numpy(batch.core_state)
     seen: dict[str, Any] = {}
 
-    def spy(log_probs: Any, entropies: Any, values: Any, columns: Any, **arguments: Any) -> Any:
-        seen.update(columns=columns, arguments=arguments)
-        return ppo_loss(log_probs, entropies, values, columns, **arguments)
+    def spy(network: Any, minibatch: Any, config: Any) -> Any:
+        seen.update(minibatch=minibatch, config=config)
+        return ppo_loss(network, minibatch, config)
 
     monkeypatch.setattr(ppo_module, "ppo_loss", spy)
     order: list[Array] = []
-    train = learner._net.train_minibatch
+    train = learner.net.train
 
-    def keep_order(indices: Array, *arguments: Any) -> Any:
-        order.append(indices)
-        return train(indices, *arguments)
+    def keep_order(rows: Any, config: Any) -> Any:
+        order.append(rows.rows)
+        return train(rows, config)
 
-    monkeypatch.setattr(learner._net, "train_minibatch", keep_order)
+    monkeypatch.setattr(learner.net, "train", keep_order)
     learner.update(batch)
     gradients = {name: p.grad.clone() for name, p in network.named_parameters()}
     network.zero_grad(set_to_none=True)
@@ -220,9 +225,9 @@ def test_the_gradient_of_a_fragment_is_that_of_the_steps_one_by_one(
         distribution, values, state = network(obs[t], state)
         losses.append((distribution.log_prob(actions[t]), distribution.entropy(), values))
     (indices,) = order
-    rows = torch.from_numpy(indices.reshape(-1))
+    rows = torch.from_numpy(indices)
     evaluated = [torch.cat(parts)[rows] for parts in zip(*losses, strict=True)]
-    loss, _ = ppo_loss(*evaluated, seen["columns"], **seen["arguments"])
+    loss, _ = ppo_loss(Fixed(*evaluated), seen["minibatch"], seen["config"])
     loss.backward()
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None

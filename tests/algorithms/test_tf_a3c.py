@@ -14,13 +14,15 @@ pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[t
 
 from rlplat.algorithms.a3c import A3CConfig, TorchA3C
 from rlplat.algorithms.other_frameworks.a3c_tf import TfA3C
+from rlplat.rl.sampling.rollout import Rollout
 from tests.rl.tf.twins import SPECS, perturbed, random_batch
 
 pytestmark = pytest.mark.slow
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "a3c_tf_losses.json"
-CONFIG = A3CConfig(env="made up", learner={"precision": "float32"})
-COEFFICIENTS = {"value_coef": 0.5, "entropy_coef": 0.02}
+CONFIG = A3CConfig(
+    env="made up", learner={"precision": "float32", "num_threads": 1}, value_coef=0.5, entropy_coef=0.02
+)
 STATE_SIZES = {"mlp": 0, "composite mask": 0, "gru": 8, "nature": 0}
 
 
@@ -30,15 +32,17 @@ def gradients_of(
     batch = random_batch(SPECS[name](), STATE_SIZES[name], seed, num_envs=num_envs)
     assert not batch.valid.all()
     advantages, returns = np.random.default_rng(seed).normal(size=(2, *batch.shape)).astype(np.float32)
-    gradients, stats = net.gradients(batch.flat_obs(), batch, advantages, returns, **COEFFICIENTS)
+    rollout = Rollout(batch, batch.rewards, batch.flat_obs(), advantages, returns)
+    net.load(rollout)
+    gradients, stats = net.gradients(rollout.whole(), CONFIG)
     return gradients, stats
 
 
 @pytest.mark.parametrize("name", STATE_SIZES)
 def test_gradients_and_losses_are_torchs(name: str) -> None:
     spec = SPECS[name]()
-    theirs = TorchA3C(CONFIG, spec, np.random.SeedSequence(1), 1)
-    ours = TfA3C(CONFIG, spec, np.random.SeedSequence(2), 1)
+    theirs = TorchA3C(CONFIG, spec, np.random.SeedSequence(1))
+    ours = TfA3C(CONFIG, spec, np.random.SeedSequence(2))
     weights = perturbed(theirs.trainee.weights(), np.random.default_rng(0))
     theirs.trainee.set_weights(weights)
     ours.trainee.set_weights(weights)
@@ -58,7 +62,7 @@ def test_gradients_and_losses_are_torchs(name: str) -> None:
 
 def test_gradients_can_be_changed_in_place() -> None:
     """The worker clips them so."""
-    net = TfA3C(CONFIG, SPECS["mlp"](), np.random.SeedSequence(1), 1)
+    net = TfA3C(CONFIG, SPECS["mlp"](), np.random.SeedSequence(1))
     gradients, _ = gradients_of(net, "mlp", 2)
     for gradient in gradients.values():
         gradient *= 0.5
@@ -67,7 +71,7 @@ def test_gradients_can_be_changed_in_place() -> None:
 @pytest.mark.parametrize("name", ["mlp", "gru"])
 def test_golden_losses(name: str) -> None:
     """Fixed weights and fragments give the losses on file; after an intended change delete it and run this once."""
-    net = TfA3C(CONFIG, SPECS[name](), np.random.SeedSequence(1), 1)
+    net = TfA3C(CONFIG, SPECS[name](), np.random.SeedSequence(1))
     losses = []
     for seed in (2, 3):
         gradients, stats = gradients_of(net, name, seed)

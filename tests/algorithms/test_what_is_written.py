@@ -232,8 +232,8 @@ class SmoothConfig(ppo.PPOConfig):
 
 
 class SmoothNet(ppo.TorchPPO):
-    def loss(self, *columns: Any, **arguments: Any) -> Any:
-        raise Ran(f"mine ran with {self.config.smooth_coef}")  # type: ignore[attr-defined]
+    def loss(self, network: Any, minibatch: Any, config: Any) -> Any:
+        raise Ran(f"mine ran with {config.smooth_coef}")
 
 
 class Smooth(ppo.PPO):
@@ -352,7 +352,7 @@ def test_a_replaced_function_runs_in_this_process_and_is_refused_for_others(
 
 
 def test_a_replaced_method_runs_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ppo.TorchPPO, "train_minibatch", ran)
+    monkeypatch.setattr(ppo.TorchPPO, "train", ran)
     with pytest.raises(Exception, match="mine ran"):
         step(ppo.PPO, DISCRETE)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ import pytest
 
 from rlplat.algorithms.other_frameworks.ppo_numpy import numpy_ppo_loss
 from rlplat.rl.replay.buffer import ReplayShape, make_replay
-from rlplat.rl.sampling.returns import gae, vtrace
+from rlplat.rl.sampling.returns import VTrace, gae, vtrace
+from rlplat.rl.sampling.rollout import Minibatch
 from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec
+from tests.algorithms.losses import Fixed, Unrolled, loss_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -147,19 +150,24 @@ def test_replayed_n_step_returns(rlax: Any) -> None:
 
 @pytest.fixture(params=["torch", "tf"])
 def framework(request: pytest.FixtureRequest) -> tuple[Any, Any, Any]:
-    """(array -> tensor, td_losses, ppo_loss)"""
+    """(array -> tensor, td_losses, the policy loss of PPO)"""
     if request.param == "torch":
         import torch
 
         from rlplat.algorithms.dqn import td_losses
         from rlplat.algorithms.ppo import ppo_loss
 
-        return torch.from_numpy, td_losses, ppo_loss
+        def policy_loss(log_probs: Any, entropies: Any, values: Any, minibatch: Any, config: Any) -> Any:
+            network = Fixed(log_probs, entropies, values)
+            made = Minibatch(None, None, **vars(minibatch))
+            return ppo_loss(network, made, config)[1]["policy_loss"]
+
+        return torch.from_numpy, td_losses, policy_loss
     tf = pytest.importorskip("tensorflow")
     from rlplat.algorithms.other_frameworks.dqn_tf import tf_td_losses
     from rlplat.algorithms.other_frameworks.ppo_tf import tf_ppo_loss
 
-    return tf.constant, tf_td_losses, tf_ppo_loss
+    return tf.constant, tf_td_losses, lambda *given: tf_ppo_loss(*given)[1][0]
 
 
 def td_inputs(num_outputs: int) -> tuple[np.ndarray, ...]:
@@ -231,66 +239,41 @@ def test_quantile_huber_loss(rlax: Any, framework: Any) -> None:
 
 
 def test_clipped_surrogate_loss(rlax: Any, framework: Any) -> None:
-    tensor, _, ppo_loss = framework
+    tensor, _, policy_loss = framework
     log_probs, before, advantages = normal(N), normal(N), normal(N)
     columns = {"log_probs": before, "advantages": advantages, "values": normal(N), "returns": normal(N)}
-    coefficients = {"clip_range": 0.2, "value_coef": 0.5, "entropy_coef": 0.0, "clip_value_loss": False}
+    config = SimpleNamespace(clip_range=0.2, value_coef=0.5, entropy_coef=0.0, clip_value_loss=False)
     given = [tensor(x) for x in (log_probs, normal(N), normal(N))]
-    _, stats = ppo_loss(*given, {name: tensor(x) for name, x in columns.items()}, **coefficients)
+    minibatch = SimpleNamespace(**{name: tensor(x) for name, x in columns.items()})
     theirs = rlax.clipped_surrogate_pg_loss(np.exp(log_probs - before), advantages, 0.2)
-    close(stats[0], theirs)
-    numbers, *_ = numpy_ppo_loss(log_probs, normal(N), normal(N), columns, **coefficients)
+    close(policy_loss(*given, minibatch, config), theirs)
+    numbers, *_ = numpy_ppo_loss(log_probs, normal(N), normal(N), SimpleNamespace(**columns), config)
     close(numbers[0], theirs)
 
 
-def test_policy_gradient_and_entropy(rlax: Any) -> None:
+def test_policy_gradient_and_entropy(rlax: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
+    from rlplat.algorithms import impala
     from rlplat.algorithms.a3c import a3c_loss
-    from rlplat.algorithms.impala import impala_loss
 
     logits, actions, advantages = normal(N, A), RNG.integers(A, size=N), normal(N)
-    rhos = np.exp(normal(N)).clip(max=1.0)
     distribution = torch.distributions.Categorical(logits=torch.from_numpy(logits))
     log_probs, entropies = distribution.log_prob(torch.from_numpy(actions)), distribution.entropy()
     values, returns = normal(N), normal(N)
     ones = np.ones(N, np.float32)
-    tensors = [torch.from_numpy(x) for x in (values, advantages, returns)]
-    _, stats = a3c_loss(log_probs, entropies, *tensors, value_coef=0.5, entropy_coef=0.01)
-    close(stats[0], rlax.policy_gradient_loss(logits, actions, advantages, ones))
-    close(stats[1], rlax.l2_loss(values - returns).mean())
-    close(-stats[2], rlax.entropy_loss(logits, ones))
-    columns = {
-        "log_probs": log_probs,
-        "advantages": tensors[1],
-        "targets": tensors[2],
-        "rhos": torch.from_numpy(rhos),
-    }
-    _, stats = impala_loss(
-        log_probs,
-        entropies,
-        tensors[0],
-        columns,
-        rho_bar=1.0,
-        clip_range=None,
-        value_coef=0.5,
-        entropy_coef=0.01,
-    )
-    close(stats[0], rlax.policy_gradient_loss(logits, actions, rhos * advantages, ones))
-
-
-def test_squashed_gaussians(rlax: Any) -> None:
-    """distrax, on which rlax stands: tanh of a Gaussian, also where it is nearly 1."""
-    import distrax
-    import torch
-
-    from rlplat.rl.torch.continuous_control import squashed_sample
-
-    outputs, noise = normal(N, 2 * A), normal(N, A)
-    outputs[0, :A] = 4.0
-    actions, log_probs = squashed_sample(torch.from_numpy(outputs), torch.from_numpy(noise))
-    gaussian = distrax.Normal(outputs[:, :A], np.exp(outputs[:, A:]))
-    before = outputs[:, :A] + np.exp(outputs[:, A:]) * noise
-    theirs = gaussian.log_prob(before) - distrax.Tanh().forward_log_det_jacobian(before)
-    close(log_probs, theirs.sum(axis=-1))
-    close(actions, np.tanh(before))
+    given = (log_probs, entropies, torch.from_numpy(values))
+    columns = {"log_probs": None, "values": None}
+    columns |= {"advantages": torch.from_numpy(advantages), "returns": torch.from_numpy(returns)}
+    _, stats = loss_of(a3c_loss, given, columns, value_coef=0.5, entropy_coef=0.01)
+    close(stats["policy_loss"], rlax.policy_gradient_loss(logits, actions, advantages, ones))
+    close(stats["value_loss"], rlax.l2_loss(values - returns).mean())
+    close(-stats["entropy"], rlax.entropy_loss(logits, ones))
+    rhos = np.exp(normal(N)).clip(max=1.0)
+    trace = VTrace(returns[None], advantages[None], rhos[None])
+    monkeypatch.setattr(impala, "vtrace", lambda *_, **__: trace)
+    plain = {"rho_bar": 1.0, "clip_range": None, "discount": 0.99, "c_bar": 1.0, "trace_lambda": 1.0}
+    config = SimpleNamespace(**plain, value_coef=0.5, entropy_coef=0.01)
+    minibatch: Any = Unrolled(given, log_probs)
+    _, stats = impala.impala_loss(None, minibatch, config)
+    close(stats["policy_loss"], rlax.policy_gradient_loss(logits, actions, rhos * advantages, ones))

@@ -6,7 +6,7 @@
 
     class Mine(PPO):
         @staticmethod
-        def loss(log_probs, entropies, values, columns, **arguments): ...
+        def loss(network, minibatch, config): ...
 
     computation = computation_of(Mine)                  # in the driver, which sends it to the learners
     backend = computation.backend(config, spec)         # "torch", "tf" or "numpy"
@@ -100,12 +100,15 @@ class Computation:
         if (framework := self.backend(config, spec)) != "numpy":
             require_framework(framework, config.learner.num_learners)
 
-    def note(self, config: Any, specs: Sequence[PolicySpec]) -> str:
-        """For a run's log: what computes its updates, and where it was free to, why not numpy; specs: its policies'."""
+    def notes(self, config: Any, specs: Sequence[PolicySpec]) -> tuple[str, ...]:
+        """For a run's log, where there is a choice: what computes its updates, and where it was free to, why not numpy;
+        specs: its policies'."""
+        if len(self.nets) == 1:
+            return ()
         backends = sorted({self.backend(config, spec) for spec in specs})
         reasons = sorted({reason for spec in specs if (reason := self._why_not_numpy(config, spec))})
         why = f": {'; '.join(reasons)}" if reasons and config.learner.backend == "auto" else ""
-        return f"the learner computes with {' and '.join(backends)}{why}"
+        return (f"the learner computes with {' and '.join(backends)}{why}",)
 
     def preload(self, config: Any, specs: Callable[[], Sequence[PolicySpec]]) -> tuple[str, ...]:
         """What processes import at their start: torch where it is computed with. specs: of the policies, as the

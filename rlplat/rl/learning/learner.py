@@ -1,26 +1,29 @@
 """`Learner`: what every learner actor does: count, follow schedules, publish weights, take its part in a group.
-`ActorCriticLearner`: one that learns from rollouts with values (PPO, IMPALA)."""
+`OnPolicyLearner`: one that learns from rollouts with values (PPO, IMPALA)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 import rlplat
 from rlplat.errors import NonFiniteError
-from rlplat.rl.algorithm_config import Config
-from rlplat.rl.interfaces import Array, Obs, UpdateReport, Weights
+from rlplat.rl.algorithm_config import Config, Rolling
+from rlplat.rl.interfaces import Obs, UpdateReport, Weights
+from rlplat.rl.learning.backend import Computation
 from rlplat.rl.normalization import obs_statistics
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.freed_memory import keep_freed_memory
 from rlplat.rl.sampling.returns import LearningRewards
+from rlplat.rl.sampling.rollout import Rollout
 from rlplat.rl.sampling.sample_batch import SampleBatch, join_envs
 from rlplat.rl.saved import Saved
-from rlplat.rl.schedules import Schedule, schedule_value
-from rlplat.rl.seeding import seed_process
+from rlplat.rl.schedules import Schedule, config_at, schedule_value
+from rlplat.rl.seeding import seed_process, seed_sequences
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
@@ -30,7 +33,6 @@ class Learner(Saved, Generic[Config]):
     """An actor, one of a `LearnerGroup`. The subclass writes `update(*batches)`, and what it keeps beside `trainee`.
 
     report = get(learner.update.remote(*batches))       # trains; env_steps += ...; publish_next()
-    part, share = self.share_of(indices, valid)         # of a minibatch: its rows, and what its gradient counts
     """
 
     saved = {"version": "version", "env_steps": "env_steps"}
@@ -141,65 +143,90 @@ class Learner(Saved, Generic[Config]):
         batches, self._staged = self._staged, ()
         return self.update(*batches)
 
-    def share_of(self, indices: Array, valid: Array) -> tuple[Array, float]:
-        """This learner's part of a minibatch, and what its gradient counts. indices: rows int64[M], or [T, M] of M
-        fragments; valid: which of all rows count."""
-        if self.num_learners == 1:
-            return indices, 1.0
-        if indices.shape[-1] < self.num_learners:
-            return indices, 1.0 / self.num_learners  # too small to be cut: all of them compute all of it
-        part = np.array_split(indices, self.num_learners, axis=-1)[self.rank]
-        return part, float(valid[part].sum() / valid[indices].sum())
 
+class OnPolicyLearner(Learner[Rolling]):
+    """An actor that learns from rollouts with values (PPO, IMPALA). The subclass writes `update`:
 
-class ActorCriticLearner(Learner[Config]):
-    """With statistics of observations, which travel with the weights, and of returns, which scale the rewards.
-
-    if self.acted_raw(batch): return self.only_measure(batches)
-    rewards = self.rewards_of(batches)                  # in the order in which each worker sampled them
-    network_obs = self._obs_statistics.normalize(obs)
-    ...                                                 # train
-    self._obs_statistics.update(obs, valid)             # after it: the batch was acted in with those of before
+    rollout, config = self.rollout_of(batches), self.settings_now()
+    if rollout.batch.weights_version >= self.first_measured:        # else there is nothing to learn from yet
+        ...
+        self.net.load(rollout)
+        trained = [self.net.train(rows, config) for rows in rollout.minibatches(...)]
+        metrics = self.means(trained, rollout)
+    return self.publish_learnt(rollout, metrics)
     """
 
     saved = {
         "**": "trainee",
         "obs_statistics": "_obs_statistics",
         "reward_normalizer": "_learning_rewards",
+        "rng": "_rng",
     }
 
-    def __init__(self, config: Any, spec: PolicySpec, parameter_server: ActorHandle, rank: int = 0) -> None:
-        """config: of an algorithm with normalize_observations, normalize_rewards and clip_rewards."""
-        super().__init__(config, parameter_server, rank)
-        self._obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
-        self._learning_rewards = LearningRewards(config)
-        self._first_measured: float = math.inf if self._obs_statistics.is_empty else 0
-        """The first version whose weights have statistics of observations with them, where there are any."""
+    def __init__(
+        self,
+        computation: Computation,
+        config: dict[str, Any],
+        spec: PolicySpec,
+        parameter_server: ActorHandle,
+        rank: int = 0,
+    ) -> None:
+        super().__init__(computation.config_class.model_validate(config), parameter_server, rank)
+        network_seed, order_seed = seed_sequences(self.config.seed, "learner")
+        self.net = computation.net(computation.backend(self.config, spec), self.config, spec, network_seed)
+        """What does the arithmetic (`nets` of the algorithm)."""
+        self.trainee = self.net.trainee
+        self._rng = np.random.Generator(np.random.PCG64(order_seed))
+        self._obs_statistics = obs_statistics(spec.obs if self.config.normalize_observations else None)
+        self._learning_rewards = LearningRewards(self.config)
+        self.first_measured: float = math.inf if self._obs_statistics.is_empty else 0
+        """The first version whose weights have statistics of observations with them, where there are any. What was
+        sampled before is for these alone: raw observations saturate the network, and log-probabilities of a policy that
+        saw them are those of another one than that which sees them normalised."""
+        self.publish()
 
-    def acted_raw(self, batch: SampleBatch) -> bool:
-        """Whether it was sampled before there were statistics of observations, as the first rounds of a run are. It is
-        for these alone: raw observations saturate the network, and log-probabilities of a policy that saw them are
-        those of another one than that which sees them normalised."""
-        return batch.weights_version < self._first_measured
+    def settings_now(self) -> Any:
+        """The config, its schedules as the numbers that they have come to."""
+        return config_at(self.config, self.env_steps, self.config.stop.env_steps)
 
-    def only_measure(self, batches: Sequence[SampleBatch]) -> UpdateReport:
-        """A round that is not learnt from: it counts, and gives statistics of observations and returns."""
-        self.rewards_of(batches)
-        batch = join_envs(batches)
+    def rollout_of(self, batches: Sequence[SampleBatch]) -> Rollout:
+        """All environments side by side, with rewards to be learnt from (in the order in which each worker sampled
+        them) and observations as the network takes them."""
+        rewards = np.concatenate([self._learning_rewards(each) for each in batches], axis=1)
+        batch, normalize = join_envs(batches), self._obs_statistics.normalize
+        if batch.last_obs is not None:
+            final = None if batch.final_obs is None else normalize(batch.final_obs)
+            batch = replace(batch, last_obs=normalize(batch.last_obs), final_obs=final)
+        return Rollout(batch, rewards, normalize(batch.flat_obs()))
+
+    def means(self, trained: Sequence[Any], rollout: Rollout) -> dict[str, float]:
+        """Of the figures of gradient steps (`net.train`), waiting for them. NonFiniteError names where NaN or infinity
+        is, unless such steps are to be left out."""
+        figures = self.net.read(trained) if trained else []
+        bad = [each for each in figures if not math.isfinite(each["gradient_norm"])]
+        if bad and self.config.non_finite == "stop":
+            ends = {} if rollout.batch.last_obs is None else {"last_obs": rollout.batch.last_obs}
+            raise self.non_finite(bad[0], {"obs": rollout.obs, **ends, **rollout.columns})
+        return self.step_metrics(figures)
+
+    def publish_learnt(self, rollout: Rollout, metrics: Mapping[str, float] | None = None) -> UpdateReport:
+        """Weights under version + 1. Statistics of observations come after the training: the log-probabilities in this
+        batch are under those of before."""
+        batch = rollout.batch
+        rollout.lap("train")
         self._obs_statistics.update(batch.flat_obs(), batch.flat("valid"))
         self.env_steps += batch.env_steps
         self.publish_next()
-        metrics = {f"rollout/{name}": seconds for name, seconds in batch.timing.items()}
+        rollout.lap("publish")
+        metrics = {f"rollout/{name}": seconds for name, seconds in batch.timing.items()} | (
+            rollout.seconds | dict(metrics) if metrics else {}
+        )
         metrics["learner/weights_version"] = self.version
         return UpdateReport(batch.env_steps, batch.episodes, metrics)
 
-    def rewards_of(self, batches: Sequence[SampleBatch]) -> Array:
-        """float32[T, B]: to be learnt from, of all environments side by side."""
-        return np.concatenate([self._learning_rewards(each) for each in batches], axis=1)
-
     def weights(self) -> Weights:
-        if self._first_measured == math.inf and not self._obs_statistics.is_empty:
-            self._first_measured = self.version
+        if self.first_measured == math.inf and not self._obs_statistics.is_empty:
+            self.first_measured = self.version
         return super().weights()
 
     def beside(self) -> Weights:

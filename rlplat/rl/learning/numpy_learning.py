@@ -349,6 +349,15 @@ class Momentum(Saved):
             weights[name] -= np.float32(learning_rate) * velocity
 
 
+def optimizer_of(config: Any) -> Optimizer:
+    """config: of an algorithm with `optimizer`, `optimizer_epsilon`, `rmsprop_decay` and `epsilon_inside_root`."""
+    epsilon = config.optimizer_epsilon
+    if config.optimizer == "adam":
+        return Adam(epsilon=epsilon)
+    inside = config.epsilon_inside_root
+    return RMSProp(decay=config.rmsprop_decay, epsilon=epsilon, epsilon_inside_root=inside)
+
+
 def clip_by_global_norm(gradients: Weights, max_norm: float = math.inf) -> float:
     """Scale the gradients in place to the global norm `max_norm` where theirs is larger (Pascanu et al. 2013).
 

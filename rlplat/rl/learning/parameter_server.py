@@ -21,9 +21,18 @@ import numpy as np
 
 import rlplat
 from rlplat.errors import ActorDied, CheckpointError, RlplatError
-from rlplat.rl.interfaces import Array, Episode, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Episode, Obs, UpdateReport, Weights
 from rlplat.rl.learning.numpy_learning import Optimizer
-from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, RunningMeanVar
+from rlplat.rl.normalization import (
+    LEAST_PIXEL_VAR,
+    OBS_MEAN,
+    OBS_VAR,
+    ObsNormalizer,
+    RunningMeanVar,
+    measured,
+    moments,
+)
+from rlplat.rl.obs_tree import take_obs
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
@@ -40,6 +49,15 @@ class ObsMoments(NamedTuple):
     mean: Array
     var: Array
     num_obs: int
+
+    @classmethod
+    def of(cls, obs: Obs, valid: Array, normalizer: ObsNormalizer) -> ObsMoments:
+        """obs: [T, B, ...]; valid: bool[T, B], those that count, some; normalizer: which their statistics are for."""
+        elements = measured(take_obs(obs, valid), normalizer.leaves)
+        mean, var = moments(elements)
+        if elements.dtype == np.uint8:  # merged variances are no less than the least
+            var = np.maximum(var, LEAST_PIXEL_VAR)
+        return cls(mean, var, len(elements))
 
 
 class ParameterServer:
@@ -131,6 +149,7 @@ class ParameterServer:
             "weights": dict(self._weights),
             "optimizer": self._optimizer.get_state() if self._optimizer is not None else None,
             "obs_statistics": self._obs_statistics.get_state() if self._obs_statistics is not None else None,
+            "beside": self._beside(),
             "ledger": self._ledger.get_state(),
         }
 
@@ -150,9 +169,13 @@ class ParameterServer:
 
     def _current(self) -> Weights:
         """The weights and, with them, the statistics that observations are to be normalised with."""
+        beside = self._beside()
+        return self._weights | beside if beside else self._weights
+
+    def _beside(self) -> Weights:
         if self._obs_statistics is None or self._obs_statistics.count < MIN_OBS:
-            return self._weights
-        return self._weights | {
+            return {}
+        return {
             OBS_MEAN: self._obs_statistics.mean.astype(np.float32),
             OBS_VAR: self._obs_statistics.var.astype(np.float32),
         }
@@ -275,7 +298,7 @@ class ShardedParameterServer:
         )
         return self._together(answers)
 
-    def latest_ref(self) -> ObjectRef:
+    def weights(self) -> ObjectRef:
         """A ref to (version of the first server, weights): pinned, and not passing through the caller."""
         answers = [server.latest.remote() for server in self.servers]
         return rlplat.remote(_join_answers).options(num_cpus=0).remote(self._line, *answers)
@@ -341,6 +364,7 @@ class ShardedParameterServer:
             "optimizer_steps": [state["optimizer"]["steps"] for state in states],
             "optimizer_slots": slots,
             "obs_statistics": states[0]["obs_statistics"],
+            "beside": states[0]["beside"],
             "ledger": states[0]["ledger"],
         }
 
@@ -350,16 +374,6 @@ class ShardedParameterServer:
             return {}
         known = [part or {PART: np.zeros_like(each[PART])} for each, part in zip(weights, parts, strict=True)]
         return self._line.join(known)
-
-    @staticmethod
-    def acting_weights(state: dict[str, Any]) -> Weights:
-        """The weights in what `get_state` returned, with the observation statistics that belong to them."""
-        weights: Weights = dict(state["weights"])
-        statistics = state["obs_statistics"]
-        if statistics is not None and statistics["count"] >= MIN_OBS:
-            weights[OBS_MEAN] = np.asarray(statistics["mean"], np.float32)
-            weights[OBS_VAR] = np.asarray(statistics["var"], np.float32)
-        return weights
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Where there are more or fewer servers than were saved, the highest version and count hold for all."""

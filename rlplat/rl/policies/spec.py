@@ -289,6 +289,12 @@ def bounds_advice(spec: ActionSpec, can_rescale: bool = True) -> str:
     return f"{what}: {cure}" if found else ""
 
 
+def worker_threads(config: Any, spec: PolicySpec) -> int:
+    """Of the framework, in a rollout worker that computes gradients; 0 leaves it to the framework's own rule."""
+    num_threads: int = config.learner.num_threads
+    return cpu_share(config.num_rollout_workers) if spec.has_images and not num_threads else num_threads
+
+
 def cpu_share(num_processes: int) -> int:
     """CPU threads for one of several processes that are busy at the same time."""
     return max(1, cpu_count() // max(1, num_processes))

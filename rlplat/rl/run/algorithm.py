@@ -30,21 +30,23 @@ import numpy as np
 
 import rlplat
 from rlplat.errors import ConfigError, NotInitialized, UsageError
-from rlplat.rl.algorithm_config import Config, settings_of
+from rlplat.rl.algorithm_config import Config, Rolling, settings_of
 from rlplat.rl.envs.guard import Ask
 from rlplat.rl.envs.names import has_time_limit
 from rlplat.rl.envs.statistics import Statistics, beside_weights
 from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation, computation_of, require_as_written
-from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor
+from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor, learner_gpus
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.learning.weights import given_to, put_weights_in_state, require_fitting, weights_in_state
-from rlplat.rl.multi_agent.policy_map import policy_specs
+from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env, policy_specs
+from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.run.evaluation import Evaluation
 from rlplat.rl.sampling.returns import LearningRewards
+from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.tally import RunTally
 from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.saved import HasState
@@ -349,41 +351,72 @@ def _is_of_learner(state: dict[str, Any]) -> bool:
     return isinstance(learner, dict) and ("weights" in learner or "policies" in learner)
 
 
-class OnPolicy(Algorithm[Config]):
-    """A subclass writes what `Algorithm` asks for, and `preflight`."""
+class OnPolicy(Algorithm[Rolling]):
+    """Rollout workers, and the policies that learn from what they bring; of one agent or, where the config has
+    `multi_agent`, of several."""
 
     make_policy = staticmethod(policy_for)
 
-    def preflight(self) -> Any:
-        """In the driver, before any actor starts: UsageError unless the environment is sound, and policies for its
-        spaces can be built and learnt -> the spaces, or a `MultiAgentPlan`."""
-        raise NotImplementedError
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The config as a dict: what actors are made with."""
+        return self.config.model_dump()
 
     @cached_property
-    def looked_at(self) -> Any:
-        """What `preflight` returned, which runs once."""
-        return self.preflight()
+    def looked_at(self) -> SpaceSpec | MultiAgentPlan:
+        """The pre-flight, in the driver: UsageError unless the environment is sound, and policies for its spaces can be
+        built and learnt."""
+        config, spaces = self.config, look_at_env(self.settings)
+        for spec in policy_specs(self.settings, spaces):
+            self.computation.require(config, spec)
+            if config.normalize_observations:
+                require_normalizable(spec.obs, images=config.framework == "torch")
+        LearningRewards(config)  # refuses settings that exclude each other
+        num_envs = max(1, config.num_rollout_workers) * config.num_envs_per_worker
+        if num_envs < config.learner.num_learners:
+            raise ConfigError(
+                f"learner.num_learners={config.learner.num_learners} learners cannot share {num_envs} environments: "
+                "raise num_envs_per_worker, or lower it"
+            )
+        return spaces
+
+    @property
+    def specs(self) -> list[PolicySpec]:
+        """The network of every policy."""
+        return policy_specs(self.settings, self.looked_at)
+
+    @property
+    def learns_on_gpu(self) -> bool:
+        learner = self.config.learner
+        return any(learner_gpus(learner.num_gpus, learner.device, spec) for spec in self.specs)
 
     def preload(self) -> tuple[str, ...]:
         """Without torch, where numpy or TensorFlow computes."""
-        if not self.nets:
-            return super().preload()
-        settings = self.config.model_dump()
-        return self.computation.preload(self.config, lambda: policy_specs(settings, self.looked_at))
+        return self.computation.preload(self.config, lambda: self.specs)
+
+    def look(self) -> list[PolicySpec]:
+        """At the environment, ahead of the first actor: the specs of the policies."""
+        self.spaces, specs = self.looked_at, self.specs
+        self.notes = self.computation.notes(self.config, specs)
+        return specs
+
+    def start_policies(self) -> Any:
+        """Learners and a parameter server, of every policy: a `LearnerGroup`, or `PolicyRings`."""
+        specs = self.look()
+        if not isinstance(self.spaces, MultiAgentPlan):
+            return self.start_learners(self.settings, specs[0])
+        rings = PolicyRings(self.spaces, self.settings, lambda _name, *its: self.learner_group(*its))
+        return self.add(rings, saved_as="learner")
+
+    def start_rollout_workers(
+        self, worker_class: type = RolloutWorker, *, num_batches: int = 1
+    ) -> RolloutWorkers:
+        """After the policies; num_batches: of `RolloutWorkers`."""
+        if isinstance(self.spaces, MultiAgentPlan):
+            return self.start_workers(self.learners.worker_maker(self.make_policy), len(self.spaces.trained))
+        worker = spread(worker_class, self.settings)
+        return self.start_workers(lambda *place: worker.remote(self.settings, *place), num_batches)
 
     @property
     def not_saved(self) -> tuple[str, ...]:
         return self.workers.not_saved()
-
-
-def require_learnable(
-    config: Any, specs: Sequence[PolicySpec], computation: Computation | None = None
-) -> None:
-    """UsageError where policies of these specs cannot be learnt as the config asks; computation: of an algorithm that
-    computes with others than torch, too."""
-    for spec in specs:
-        if computation is not None:
-            computation.require(config, spec)
-        if config.normalize_observations:
-            require_normalizable(spec.obs, images=config.framework == "torch")
-    LearningRewards(config)  # refuses settings that exclude each other

@@ -193,6 +193,9 @@ class A3CSettings(CommonSettings, total=False):
     policy: PolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    clip_rewards: bool
+    normalize_rewards: bool
+    normalize_observations: bool
     rollout_length: int
     gae_lambda: float
     num_parameter_servers: int
@@ -206,9 +209,6 @@ class A3CSettings(CommonSettings, total=False):
     value_coef: float
     entropy_coef: ScheduleSetting
     normalize_advantages: bool
-    clip_rewards: bool
-    normalize_rewards: bool
-    normalize_observations: bool
 
 
 class AlphaZeroSettings(CommonSettings, total=False):
@@ -334,6 +334,9 @@ class ImpalaSettings(CommonSettings, total=False):
     policy: PolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    clip_rewards: bool
+    normalize_rewards: bool
+    normalize_observations: bool
     rollout_length: int
     rollouts_per_update: int
     num_epochs: int
@@ -350,9 +353,6 @@ class ImpalaSettings(CommonSettings, total=False):
     optimizer_epsilon: float
     rmsprop_decay: float
     epsilon_inside_root: bool
-    clip_rewards: bool
-    normalize_rewards: bool
-    normalize_observations: bool
 
 
 class MBPOSettings(CommonSettings, total=False):
@@ -386,6 +386,9 @@ class PPOSettings(CommonSettings, total=False):
     policy: PolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    clip_rewards: bool
+    normalize_rewards: bool
+    normalize_observations: bool
     rollout_length: int
     num_epochs: int
     minibatch_size: int
@@ -398,9 +401,6 @@ class PPOSettings(CommonSettings, total=False):
     max_gradient_norm: float | None
     adam_epsilon: float
     target_kl: float | None
-    clip_rewards: bool
-    normalize_rewards: bool
-    normalize_observations: bool
     overlap_sampling: Literal["auto"] | bool
     multi_agent: MultiAgentSettings | MultiAgentConfig
 
@@ -451,6 +451,9 @@ class TD3Settings(CommonSettings, total=False):
 class AnySettings(CommonSettings, total=False):
     policy: AnyPolicySettings | PolicyConfig
     evaluation: QEvaluationSettings | EvaluationConfig
+    clip_rewards: bool
+    normalize_rewards: bool
+    normalize_observations: bool
     rollout_length: int
     gae_lambda: float
     num_parameter_servers: int
@@ -464,9 +467,6 @@ class AnySettings(CommonSettings, total=False):
     value_coef: float
     entropy_coef: ScheduleSetting | Literal["auto"] | float
     normalize_advantages: bool
-    clip_rewards: bool
-    normalize_rewards: bool
-    normalize_observations: bool
     num_simulations: int
     sampling_moves: int
     dirichlet_alpha: float

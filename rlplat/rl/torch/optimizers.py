@@ -146,6 +146,15 @@ class RMSProp:
             self._steps = int(state[name].get("step", 0))  # earlier versions kept none
 
 
+def optimizer_of(config: Any, module: nn.Module) -> Adam | RMSProp:
+    """config: of an algorithm with `optimizer`, `optimizer_epsilon`, `rmsprop_decay` and `epsilon_inside_root`."""
+    epsilon = config.optimizer_epsilon
+    if config.optimizer == "adam":
+        return Adam(module, epsilon=epsilon)
+    inside = config.epsilon_inside_root
+    return RMSProp(module, decay=config.rmsprop_decay, epsilon=epsilon, epsilon_inside_root=inside)
+
+
 def _silence(moments: list[torch.Tensor]) -> None:
     """`torch.set_flush_denormal` would reach only the calling thread, not those that share its work. A GPU is as fast
     with denormals."""

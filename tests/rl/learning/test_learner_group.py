@@ -121,12 +121,13 @@ def test_a_learner_that_dies_ends_the_round(processes: None) -> None:
 class Mortal(PPOLearner):
     """Learner 1 of a group ends in the middle of an update, in the way that its batch's first reward says."""
 
-    def _train(self, batch: Any, *arguments: Any) -> Any:
-        if self.rank == 1 and batch.rewards[0, 0] == 1.0:
+    def rollout_of(self, batches: Any) -> Any:
+        rollout = super().rollout_of(batches)
+        if self.rank == 1 and rollout.rewards[0, 0] == 1.0:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.rank == 1 and batch.rewards[0, 0] == 2.0:
+        if self.rank == 1 and rollout.rewards[0, 0] == 2.0:
             raise ArithmeticError("learner 1 cannot count")
-        return super()._train(batch, *arguments)
+        return rollout
 
 
 @pytest.mark.parametrize(

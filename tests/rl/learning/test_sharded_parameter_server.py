@@ -19,6 +19,7 @@ from rlplat.rl.learning.parameter_server import (
     ParameterServer,
     ShardedParameterServer,
 )
+from rlplat.rl.learning.weights import acting_weights
 from rlplat.rl.normalization import OBS_MEAN
 
 SHAPES: dict[str, tuple[int, ...]] = {"z.weight": (7, 30), "z.bias": (7,), "log_std": (), "a": (2, 3, 4)}
@@ -95,7 +96,7 @@ def test_who_acts_from_a_saved_state_has_what_the_servers_give_out(count: int) -
     moments = ObsMoments(np.arange(3.0), np.ones(3), count)
     _, given_out = server.apply_gradients(arrays(1), (0, 0), learning_rate=0.1, obs_moments=moments)
     assert (OBS_MEAN in given_out) is (count == MIN_OBS)
-    assert_same(server.acting_weights(server.get_state()), given_out)
+    assert_same(acting_weights(server.get_state()), given_out)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_several_servers_give_the_numbers_of_one_bit_for_bit(make_optimizer: Any
             )
         assert versions == (5,) * num_servers
         assert_same(server.latest()[1], weights)
-        version, pinned = rlplat.get(server.latest_ref())
+        version, pinned = rlplat.get(server.weights())
         assert version == 5
         assert_same(pinned, weights)
         for other in server.servers[1:]:
@@ -166,7 +167,7 @@ def test_state_goes_into_any_number_of_servers(saved: int, resumed: int) -> None
             arrays(1 + step), versions, learning_rate=0.1, report=REPORT, obs_moments=MOMENTS
         )
     state = first.get_state()
-    acting = ShardedParameterServer.acting_weights(state)
+    acting = acting_weights(state)
     assert_same(acting, first.latest()[1])
     assert OBS_MEAN in acting
     second.set_state(state)

@@ -52,18 +52,17 @@ def test_an_algorithm_takes_weights_and_learns_on(algo: str, runs: dict[str, Pat
         for taken in (rlplat.get(algorithm.weights())[1], algorithm.policy_weights(state)):
             assert expected.keys() <= taken.keys()
             assert all(np.allclose(taken[name], array, rtol=1e-6) for name, array in expected.items())
-        keeper = "parameter_server" if algo == "a3c" else "learner"
         kept = OPTIMIZERS.get(algo, "optimizer")
-        assert same_trees(state[keeper][kept], fresh[keeper][kept])
+        assert same_trees(state["learner"][kept], fresh["learner"][kept])
         if algo == "dqn":
             assert same_trees(state["learner"]["target"], state["learner"]["weights"])
         elif algo == "td3":
             assert same_trees(state["learner"]["target_actor"], state["learner"]["weights"])
         else:
-            assert state[keeper]["obs_statistics"]["count"] == CARRIED_OBSERVATIONS
+            assert state["learner"]["obs_statistics"]["count"] == CARRIED_OBSERVATIONS
         if algo == "a3c":  # of a run of so few observations that it has no statistics yet
             algorithm.set_weights(network_weights(agent.weights()))
-            assert algorithm.get_state()[keeper]["obs_statistics"] is None
+            assert algorithm.get_state()["learner"]["obs_statistics"] is None
         assert algorithm.step().env_steps > 0
 
 
