@@ -47,22 +47,6 @@ def say_running():
 BUSY_DRIVER = WORK + "say_running()\n"
 
 
-FORGETFUL_NODE = """
-import subprocess, time
-import numpy as np
-import rlplat, rlplat.runtime.start.start
-popen = subprocess.Popen
-
-def forgetful(command, **options):
-    # A node that removes the files of the dead after 0.2 s.
-    assert command[1] == "-c", command
-    code = "import rlplat.runtime.node.node as node; node._KEEP_FILES_S = 0.2; " + command[2]
-    return popen([*command[:2], code, *command[3:]], **options)
-
-subprocess.Popen = forgetful
-"""
-
-
 def session_files(driver_pid: int) -> list[str]:
     return [name for name in os.listdir("/dev/shm") if name.startswith(f"{SHM_PREFIX}{driver_pid}-")]
 

@@ -14,7 +14,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ObjectLost, OwnerDied, WorkerCrashed
-from tests.faults.programs import FORGETFUL_NODE, eventually, program
+from tests.faults.programs import eventually, program
 
 pytestmark = pytest.mark.process
 
@@ -191,7 +191,9 @@ def test_the_resources_of_the_dead_are_free(cluster: None) -> None:
 def test_a_large_result_outlives_the_worker_that_made_it() -> None:
     """Read and unread results of a task and an actor, after the node has removed what the dead had made."""
     script = """
-import os, signal
+import os, signal, time
+import numpy as np
+import rlplat
 rlplat.init(num_cpus=2, num_gpus=0)
 
 @rlplat.remote
@@ -216,9 +218,42 @@ for value, array in [(3, view), (3, rlplat.get(ref)[1]), (4, rlplat.get(unread)[
 print("intact")
 rlplat.shutdown()
 """
-    with program(FORGETFUL_NODE + script) as driver:
+    with program(script) as driver:
         code, out, errors = driver.finish()
     assert (code, out) == (0, "intact\n"), errors
+
+
+def test_the_files_of_a_dead_worker_stay_until_all_owners_have_heard() -> None:
+    """The owner is stopped when the worker dies (Ctrl-Z, a debugger, native code that holds the GIL)."""
+    script = """
+import os, subprocess, time
+import numpy as np
+import rlplat
+rlplat.init(num_cpus=1, num_gpus=0)
+session = rlplat.runtime.refs.backend().session
+
+class Maker:
+    def make(self):
+        return os.getpid(), np.full(200_000, 5.0)
+
+maker = rlplat.remote(Maker).remote()
+ref = maker.make.remote()
+pid = rlplat.get(ref)[0]
+files = lambda: [name for name in os.listdir(session) if name.startswith("s-w")]
+print("running", flush=True)
+stop = f"kill -STOP {os.getpid()}; kill -KILL {pid}; sleep 1; ls {session}; kill -CONT {os.getpid()}"
+others = subprocess.Popen(["bash", "-c", stop], stdout=subprocess.PIPE, text=True)
+names = others.communicate()[0].split()
+print(len([name for name in names if name.startswith("s-w")]), rlplat.get(ref)[1].sum())
+deadline = time.monotonic() + 5
+while files() and time.monotonic() < deadline:
+    time.sleep(0.02)
+print(files())
+rlplat.shutdown()
+"""
+    with program(script) as driver:
+        code, out, errors = driver.finish()
+    assert (code, out) == (0, "1 1000000.0\n[]\n"), errors
 
 
 def test_the_death_of_an_owner_is_an_error_and_no_hang(cluster: None, tmp_path: Path) -> None:
@@ -288,6 +323,9 @@ def test_objects_of_a_task_outlive_its_lease(cluster: None) -> None:
 def test_a_view_of_a_dead_actors_object_stays_readable() -> None:
     """In a process of its own: where it goes wrong, the reader dies of SIGBUS."""
     script = """
+import time
+import numpy as np
+import rlplat
 rlplat.init(num_cpus=1, num_gpus=0)
 
 class Actor:
@@ -309,7 +347,7 @@ time.sleep(0.2)
 print(view.sum())
 rlplat.shutdown()
 """
-    with program(FORGETFUL_NODE + script) as driver:
+    with program(script) as driver:
         code, out, errors = driver.finish()
     assert (code, out) == (0, "200000.0\n"), errors
 

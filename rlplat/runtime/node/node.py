@@ -11,7 +11,6 @@ import select
 import shutil
 import socket
 import traceback
-from collections import deque
 from typing import Any
 
 import msgspec
@@ -37,8 +36,6 @@ from rlplat.runtime.store.account import remove_files_of
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import DRIVER, Answer
 from rlplat.runtime.wire.values import Shape
-
-_KEEP_FILES_S = 10.0
 
 
 class Node:
@@ -73,7 +70,6 @@ class Node:
         self._clients: set[str] = set()
         self._dead = Dead()
         self._settling = Settling()
-        self._removals: deque[tuple[float, str]] = deque()
         self._poller = system.poller()
         for descriptor in (0, self._transport.fd):
             self._poller.register(descriptor, select.POLLIN)
@@ -285,6 +281,8 @@ class Node:
         if workers:
             for client in self._clients:
                 self._post(client, messages.Settled(workers))
+        for worker in workers:  # owners that live have given names of their own to what it had made for them
+            remove_files_of(self._session, worker)
 
     # -- detached actors: no client may be there to create their next incarnation
 
@@ -332,7 +330,6 @@ class Node:
 
     def _on_process_lost(self, worker: str, reason: str, kind: str) -> None:
         self._transport.forget(worker)
-        self._removals.append((self._clock() + _KEEP_FILES_S, worker))
         self._waits.unblocked(worker)
         self._event(events.WorkerLost(worker, reason, kind))
 
@@ -351,8 +348,7 @@ class Node:
     # -- time
 
     def _next_deadline_ms(self) -> float | None:
-        times = [self._removals[0][0]] if self._removals else []
-        times += [self._wake_at] if self._wake_at is not None else []
+        times = [self._wake_at] if self._wake_at is not None else []
         for deadline in (
             self._waits.deadline(),
             self._processes.next_deadline(),
@@ -369,9 +365,6 @@ class Node:
         self._watch(self._waits.ticked(now))
         self._processes.keep_house(now)
         self._worker_watch.keep_house(now)
-        while self._removals and self._removals[0][0] <= now:
-            _, worker = self._removals.popleft()
-            remove_files_of(self._session, worker)
 
     def close(self) -> None:
         # The zygote first: with its orders closed it would take the node for dead, and kill it before it is done here.
