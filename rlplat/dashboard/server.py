@@ -1,7 +1,8 @@
 """The dashboard over HTTP: only GET, only files of the package, runs below one directory, and what `rlplat.state` says.
 
 A request with a foreign Host (DNS rebinding) or Origin is refused; beyond loopback a token is needed: the first request
-brings it (`/?token=...`), a cookie keeps it. Nothing on the page comes from elsewhere (Content-Security-Policy).
+brings it (`/?token=...`), and gets a cookie that is good until this server ends. Nothing on the page comes from elsewhere
+(Content-Security-Policy).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hmac
 import importlib.resources
 import json
+import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,7 +31,6 @@ from rlplat.listening import foreign_request
 
 STATIC = Path(str(importlib.resources.files("rlplat.dashboard") / "static"))
 POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
-COOKIE = "rlplat_token"
 Call = Callable[[Request], Any]
 
 
@@ -99,6 +100,8 @@ class Doorkeeper:
 
     def __init__(self, app: Any, *, token: str, is_local: bool) -> None:
         self._app, self._token, self._is_local = app, token, is_local
+        self._session = secrets.token_urlsafe()
+        """The cookie's value: who reads that does not have the token."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -121,12 +124,13 @@ class Doorkeeper:
             return PlainTextResponse(refused[1], status_code=refused[0])
         if not self._token:
             return None
+        cookie = f"rlplat_{request.scope['server'][1]}"  # browsers send cookies to every port of a host
         given = request.query_params.get("token", "")
         if given and hmac.compare_digest(given.encode(), self._token.encode()):
             answer = RedirectResponse(request.url.path or "/")
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            answer.set_cookie(cookie, self._session, httponly=True, samesite="strict")
             return answer
-        if hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self._token.encode()):
+        if hmac.compare_digest(request.cookies.get(cookie, "").encode(), self._session.encode()):
             return None
         return PlainTextResponse("a token is needed: open /?token=... once", status_code=401)
 

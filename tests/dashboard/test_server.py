@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,11 +169,17 @@ def test_it_only_reads(client: TestClient, root: Path) -> None:
     assert sorted((str(path), path.stat().st_mtime_ns) for path in root.rglob("*")) == before
 
 
-def test_a_token_is_asked_for_once_and_kept_in_a_cookie(root: Path) -> None:
-    with TestClient(make_app(Pages(root), Servers(), token="s3cret"), base_url="http://anywhere") as client:
-        assert client.get("/api/runs").status_code == client.get("/?token=wrong").status_code == 401
-        assert client.get("/?token=s3cret").status_code == 200
-        assert client.get("/api/runs").status_code == 200
+def test_a_token_is_asked_for_once_and_a_cookie_that_does_not_tell_it_is_kept(root: Path) -> None:
+    """Of two dashboards on a host each keeps its own."""
+    cookies: Any = None
+    for port, token in ((8265, "s3cret"), (8266, "0ther")):
+        app = make_app(Pages(root), Servers(), token=token)
+        with TestClient(app, base_url=f"http://anywhere:{port}", cookies=cookies) as client:
+            assert client.get("/api/runs").status_code == client.get("/?token=wrong").status_code == 401
+            assert client.get(f"/?token={token}").status_code == 200
+            assert client.get("/api/runs").status_code == 200
+            cookies = client.cookies
+    assert len(cookies) == 2 and not {"s3cret", "0ther"} & set(cookies.values())
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(client: TestClient) -> None:
