@@ -48,7 +48,9 @@ class EpochTrainer:
         """How many ranks the next group waits for; None: the most."""
         self._runtime = ExitStack()
         self._state: dict[str, Any] | None = None
-        """After the last epoch."""
+        """After the last epoch, or what changed the ranks since."""
+        self._losses_in_a_row = 0
+        """Of ranks, since the state is there."""
 
     def _parts(self) -> tuple[Any, ...]:
         """What the program of each rank is set up with, before the state."""
@@ -68,7 +70,7 @@ class EpochTrainer:
         answers = self._on_ranks("train_epoch", num_steps, dict(info or {}), with_state)
         stats = merged_stats([one for one, _ in answers])
         if with_state:
-            self._state = merged_state([state for _, state in answers])
+            self._keep_state(merged_state([state for _, state in answers]))
             if self._out is not None and self._state is not None:
                 self._write(self._out, stats["epoch"], self._state)
         return stats
@@ -120,7 +122,7 @@ class EpochTrainer:
                 "weights alone are loaded in model_creator"
             )
         self._close_group()
-        self._state = state
+        self._keep_state(state)
         self._on_ranks("ready")
 
     @classmethod
@@ -143,26 +145,29 @@ class EpochTrainer:
     def _grow(self) -> None:
         """More ranks, where fewer than the most were left and there is room again."""
         if self._group is not None and (num_now := self._group.num_growing()):
-            self._state = self.current_state()
+            self._keep_state(self.current_state())
             self._close_group()
             self._num_now = num_now
             say_grown(num_now, f"the end of epoch {self._state['user']['epoch']}")
 
     def _on_ranks(self, method: str, *arguments: Any) -> list[Any]:
         """The answers of all ranks; another group does it where this one is lost."""
-        for num_failures in range(1, self.settings.max_failures + 2):
+        while True:
             try:
                 return self._opened().call(method, *arguments)
             except RanksLost as lost:
                 self._close_group()
-                if num_failures > self.settings.max_failures:
+                self._losses_in_a_row += 1
+                if self._losses_in_a_row > self.settings.max_failures:
                     raise
                 done = self._state["user"]["epoch"] if self._state else 0
                 say_lost(lost, f"the end of epoch {done}" if done else "the beginning")
             except BaseException:
                 self._close_group()  # the ranks are no longer at the same place
                 raise
-        raise AssertionError("the last failure is raised")
+
+    def _keep_state(self, state: dict[str, Any] | None) -> None:
+        self._state, self._losses_in_a_row = state, 0
 
     def _opened(self) -> RankGroup:
         if self._group is None:

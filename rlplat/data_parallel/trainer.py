@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlplat.data_parallel.loop_trainer import LoopTrainer
+from rlplat.data_parallel.reports import merged_state
 from rlplat.data_parallel.settings import TorchOptions, TrainerSettings
 from rlplat.errors import ConfigError
 
@@ -103,7 +104,12 @@ class TorchTrainer(LoopTrainer):
         return models[0] if len(models) == 1 else models
 
     def apply_all_operators(self, function: Callable[[TrainingOperator], Any]) -> list[Any]:
-        return self._on_ranks("apply_to_operator", function)
+        """What it returns of each rank. What it changes is kept: a rank that is lost begins again with it."""
+        with_state = self.settings.max_failures > 0
+        answers = self._on_ranks("apply_to_operator", function, with_state)
+        if with_state:
+            self._keep_state(merged_state([state for _, state in answers]))
+        return [answer for answer, _ in answers]
 
     def _parts(self) -> tuple[Any, ...]:
         return self._operator, self._creators, self._ways

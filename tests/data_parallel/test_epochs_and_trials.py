@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from rlplat import tune
 from rlplat.data_parallel import TorchTrainer
+from rlplat.data_parallel.failures import RanksLost
 from rlplat.errors import CheckpointError, ConfigError
 from tests.data_parallel import creators, loops
 
@@ -75,6 +77,36 @@ def test_a_rank_killed_in_an_epoch_has_it_begin_again(tmp_path: Path) -> None:
             assert trainer.apply_all_operators(lambda operator: operator.num_seen)[0] == 12
     assert stats["with a kill"] == stats["without"]
     assert stats["without"][0]["twice"] == 2.0
+
+
+def test_losses_count_until_there_is_a_new_state(tmp_path: Path) -> None:
+    """In `validate()` as in `train()`; what `apply_all_operators` changed is a new state, and is not lost with a
+    rank."""
+
+    def set_rate(operator: Any) -> None:
+        operator.optimizer.param_groups[0]["lr"] = 0.75
+
+    def rate(operator: Any) -> float:
+        if operator.world_rank == 1 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return operator.optimizer.param_groups[0]["lr"]  # type: ignore[no-any-return]
+
+    marker = tmp_path / "marker"
+    marker.touch()
+    with trainer_of(4, num_workers=2, max_failures=1) as trainer:
+        trainer.train()
+        trainer.apply_all_operators(set_rate)
+        marker.unlink()
+        assert trainer.apply_all_operators(rate) == [0.75, 0.75]
+        for is_lost in (False, True):
+            pids = trainer.apply_all_workers(os.getpid)
+            os.kill(pids[1], signal.SIGKILL)
+            if is_lost:
+                with pytest.raises(RanksLost):
+                    trainer.validate()
+            else:
+                trainer.validate()
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,11 @@ class TorchProgram(RankProgram):
     def has_validation(self) -> bool:
         return self._operator.validation_loader is not None
 
-    def apply_to_operator(self, function: Callable[[TrainingOperator], Any]) -> Any:
-        return function(self._operator)
+    def apply_to_operator(
+        self, function: Callable[[TrainingOperator], Any], with_state: bool
+    ) -> tuple[Any, dict[str, Any] | None]:
+        answer = function(self._operator)
+        return answer, self.state() if with_state else None
 
     def model(self) -> Any:
         assert self._context is not None
