@@ -1,8 +1,8 @@
 """The dashboard over HTTP: only GET, only files of the package, runs below one directory, and what `rlplat.state` says.
 
 A request with a foreign Host (DNS rebinding) or Origin is refused; beyond loopback a token is needed: the first request
-brings it (`/?token=...`), and gets a cookie that is good until this server ends. Nothing on the page comes from elsewhere
-(Content-Security-Policy).
+brings it (`/?token=...`), and gets a cookie that is good until this server ends. Nothing on the page comes from
+elsewhere (Content-Security-Policy).
 """
 
 from __future__ import annotations

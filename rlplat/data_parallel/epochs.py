@@ -261,4 +261,5 @@ def trainable_of(trainer: Callable[..., Any], form: tuple[Any, ...], settings: M
                     stats |= one.validate()
                 yield stats, one.current_state()
 
+    trial.leaves_gpus = True  # type: ignore[attr-defined]
     return trial

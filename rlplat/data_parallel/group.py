@@ -149,10 +149,10 @@ class RankGroup:
 
     def _fitting(self, demand: dict[str, float], bundles: list[dict[str, float]]) -> int:
         """How many ranks find room in what the trial of an experiment holds."""
-        if "GPU" in demand:
+        if "GPU" in demand and rlplat.get_runtime_context().gpu_ids:
             raise ConfigError(
-                "ranks in a trial of tune cannot have GPUs: the trial's own process holds those of its resources; "
-                "train on CPUs there, or outside of tune"
+                "ranks in this trial of tune cannot have GPUs, because its own process holds those of its resources: "
+                "give tune.run what as_trainable returns, whose trials leave them to their ranks"
             )
         fitting = min(
             sum(int(bundle.get(name, 0.0) / amount + 1e-9) for bundle in bundles)
@@ -160,9 +160,13 @@ class RankGroup:
         )
         if fitting < self._least:
             needed = ", ".join(f"{amount * self._least:g} {name}" for name, amount in demand.items())
+            own = {"CPU": "cpu", "GPU": "gpu"}
+            wanted = ", ".join(
+                f"'{own.get(name, name)}': {amount * self._least:g}" for name, amount in demand.items()
+            )
             raise InfeasibleResources(
                 f"{self._least} ranks take {needed}, and the trial holds {bundles[0]}: "
-                f"tune.run(..., resources={{'cpu': {demand.get('CPU', 0.0) * self._least:g}}})"
+                f"tune.run(..., resources={{{wanted}}})"
             )
         return min(fitting, self._most)
 

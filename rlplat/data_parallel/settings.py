@@ -24,7 +24,7 @@ class TrainerSettings(Section):
     """A GPU for each rank."""
     resources: dict[str, Amount] | None = None
     """Of each rank, e.g. {"cpu": 2, "gpu": 0.5}; None: one CPU, and a GPU with `use_gpu`."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     max_failures: CountOrZero = 3
     """Losses of ranks in a row, without a new checkpoint in between, before the run is given up."""
     hang_timeout_s: Seconds = 120.0

@@ -40,6 +40,22 @@ def test_what_a_division_would_lose_is_refused(sampler: Any, said: str) -> None:
         prepared(DataLoader(DATA, batch_size=10, sampler=sampler))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"shuffle": True, "generator": torch.Generator()}, "loader's generator"),
+        ({"generator": torch.Generator()}, "loader's generator"),
+        ({"sampler": RandomSampler(DATA, generator=torch.Generator())}, "loader's generator"),
+        ({"sampler": DistributedSampler(DATA, 2, 0, seed=5)}, "sampler's seed"),
+    ],
+)
+def test_an_order_of_the_users_own_is_refused(arguments: Any, what: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"the {what} would not be used.* seed= of the trainer; omit the {what}"
+    ):
+        prepared(DataLoader(DATA, batch_size=10, **arguments))
+
+
 @pytest.mark.parametrize("sampler", [RandomSampler(DATA), DistributedSampler(DATA, 2, 0), None])
 def test_samplers_that_only_shuffle_are_divided(sampler: Any) -> None:
     ranks = [prepared(DataLoader(DATA, batch_size=10, sampler=sampler), rank) for rank in range(2)]

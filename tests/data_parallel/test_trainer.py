@@ -137,6 +137,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     [
         ({"num_workers": 0}, ConfigError, "bad value for 'num_workers'"),
         ({"num_workers": (3, 2)}, ConfigError, "bad value for 'num_workers'"),
+        ({"seed": -1}, ConfigError, "bad value for 'seed'"),
+        ({"seed": 0.5}, ConfigError, "bad value for 'seed'"),
         ({"use_gpu": True, "num_workers": 2}, InfeasibleResources, "take 2 GPU, and the cluster has 0"),
         ({"precision": "fp8"}, ConfigError, "bad value for 'precision'"),
         ({"precison": "float32"}, ConfigError, "unknown key 'precison'"),

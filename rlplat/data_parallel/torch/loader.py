@@ -161,6 +161,13 @@ def _shuffles(loader: DataLoader, rank: int, world_size: int) -> bool:
     elif isinstance(sampler, DistributedSampler):
         if sampler.drop_last or sampler.num_replicas != world_size:
             lost = f"DistributedSampler(num_replicas={sampler.num_replicas}, drop_last={sampler.drop_last})"
+    generator = loader.generator or getattr(sampler, "generator", None)
+    if generator is not None or getattr(sampler, "seed", 0):
+        unused = "sampler's seed" if generator is None else "loader's generator"
+        raise ConfigError(
+            f"rank {rank}: the {unused} would not be used: the order and the seeds of worker processes follow from "
+            f"seed= of the trainer; omit the {unused}"
+        )
     if lost:
         raise ConfigError(
             f"rank {rank}: ctx.prepare hands out every sample once in a pass, which {lost} does not: give the loader "

@@ -36,6 +36,8 @@ class TrainableKind:
     """For the user's eyes; of an algorithm: by which it is loaded."""
     can_save: bool | None
     """Whether its trials can be saved; None: that shows in their reports."""
+    leaves_gpus: bool = False
+    """Whether those of a trial are for actors that it starts."""
 
     @property
     def is_algorithm(self) -> bool:
@@ -65,7 +67,7 @@ class TrainableKind:
 
     def host_gpus(self, demand: Mapping[str, float]) -> float:
         """How many of the trial's GPUs its host uses itself; an algorithm's learner is an actor of its own."""
-        return 0.0 if self.is_algorithm else demand.get("GPU", 0.0)
+        return 0.0 if self.is_algorithm or self.leaves_gpus else demand.get("GPU", 0.0)
 
     def document(self, config: dict[str, Any], seed: int, directory: Path) -> str | None:
         """The text of best.yaml in this directory; None: just the config. seed: the trial's."""
@@ -118,7 +120,7 @@ def _kind_of(found: Any, name: str) -> TrainableKind:
         raise ConfigError(f"{found!r:.80} is no trainable{hint}: {_WHAT_IT_IS}")
     takes_report = report_argument(found, name) is not None
     if _is_generator(found):
-        return TrainableKind("generator", name, None)
+        return TrainableKind("generator", name, None, getattr(found, "leaves_gpus", False))
     return (
         TrainableKind("reporting function", name, None)
         if takes_report
