@@ -11,6 +11,7 @@ import math
 import os
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -32,6 +33,9 @@ NOT_COMPARED = ("seed", "out", "expect", "stop", "evaluation")
 """Settings in which runs of one group may differ, besides the seed: when they end and how they are looked at."""
 _READ = ("config.yaml", "metrics.jsonl", "log.txt", "experiment.yaml", "results.csv")
 """Files of a run or an experiment that a page reads."""
+_QUICK_S = 0.1
+"""Of a look at the whole tree; a longer one is answered again for nine times as long, to all pages: on a network disk
+that walk is what open pages cost."""
 _MAX_ROWS_KEPT = 20_000
 _MAX_CURVES_KEPT = 500
 """Of 32 KB each."""
@@ -46,6 +50,9 @@ class Pages:
         self.root = root.resolve()
         self._lock = threading.RLock()
         """Requests come in several threads."""
+        self._walking = threading.Lock()
+        self._list: tuple[float, dict[str, Any]] = (-math.inf, {})
+        """The last answer of `runs`, and until when it is given again (monotonic)."""
         self._described: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._rows: OrderedDict[Path, tuple[Cursor, list[dict[str, Any]]]] = OrderedDict()
         self._num_rows = 0
@@ -55,6 +62,16 @@ class Pages:
 
     def runs(self) -> dict[str, Any]:
         """Every run and experiment below the root, the most recent one first."""
+        with self._walking:
+            began = time.monotonic()
+            if began >= self._list[0]:
+                listed = self._walked()
+                ended = time.monotonic()
+                took = ended - began
+                self._list = (ended + 9 * took if took > _QUICK_S else -math.inf, listed)
+            return self._list[1]
+
+    def _walked(self) -> dict[str, Any]:
         found, seen = [], set()
         for kind, path in find(self.root):
             seen.add(path)

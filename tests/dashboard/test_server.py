@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ pytest.importorskip("starlette", reason="needs starlette: ./scripts/install dash
 
 from starlette.testclient import TestClient
 
+from rlplat import catalog
+from rlplat.dashboard import pages as module
 from rlplat.dashboard.export import export
 from rlplat.dashboard.pages import Pages, differences, flat
 from rlplat.dashboard.server import make_app
@@ -47,7 +50,32 @@ def test_runs_are_listed_with_groups_of_seeds(client: TestClient) -> None:
     assert rows["ppo-1"]["env_steps"] == 30 * 1024 and rows[MARKUP]["env_steps"] is None
 
 
-def test_a_run_that_grows_comes_and_goes_is_seen(client: TestClient, root: Path) -> None:
+def test_a_tree_that_takes_long_is_walked_once_for_all_pages(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks, clock = [], [0.0]
+
+    def find(directory: Path) -> Any:
+        walks.append(clock[0])
+        clock[0] += 2.0
+        return catalog.find(directory)
+
+    monkeypatch.setattr(module, "find", find)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    pages = Pages(root)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: pages.runs(), range(8)))
+    assert walks == [0.0] and all(each is answers[0] for each in answers)
+    for seconds in (17.0, 2.0):
+        clock[0] += seconds
+        pages.runs()
+    assert walks == [0.0, 21.0]
+
+
+def test_a_run_that_grows_comes_and_goes_is_seen(
+    client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_QUICK_S", math.inf)  # the first look imports
     client.get("/api/runs")
     with open(root / "dqn" / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"env_steps": 77, "episode_return_mean": 5.0}) + "\n")
