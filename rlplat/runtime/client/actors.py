@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from rlplat.errors import ActorDied, OptionError
+from rlplat.given.say import say, say_traceback
 from rlplat.runtime.client.calls import Calls, Deps
 from rlplat.runtime.client.cancels import Cancels
 from rlplat.runtime.client.envs import ClientEnvs
@@ -25,7 +26,6 @@ from rlplat.runtime.demand import capture_of, shape_of
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.options import Options, check_exactly_once, check_group, check_name, check_retries
-from rlplat.runtime.process.say import say, say_traceback
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor
 from rlplat.runtime.wire import codec, messages

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from rlplat.runtime.process.say import say
+from rlplat.given.say import say
 from rlplat.runtime.process.signals import is_of_handler
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import zmq
 
+from rlplat.given.say import say
 from rlplat.runtime.core.gone import Gone
 from rlplat.runtime.link.dropped import Dropped
 from rlplat.runtime.process.descriptors import has_descriptors, raise_file_limit
-from rlplat.runtime.process.say import say
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
 

@@ -17,8 +17,8 @@ import tempfile
 import time
 
 from rlplat.errors import ConfigError, ObjectStoreFull
+from rlplat.given.say import say
 from rlplat.runtime.process.own_frames import IMPORT_ROOT
-from rlplat.runtime.process.say import say
 
 SPILL_LINK = "spill"
 """In the session's folder: a link to the folder on disk where segments are spilled to."""

@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 from rlplat.errors import OptionError
+from rlplat.given.say import say
 from rlplat.paths import user_path
 from rlplat.runtime.machine.session import is_abandoned, is_own_folder
-from rlplat.runtime.process.say import say
 
 KEPT_SESSIONS = 5
 SNAPSHOTS = "snapshots"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from rlplat.runtime.process.say import say
+from rlplat.given.say import say
 
 PERIOD_S = 2.0
 MISSES = 4

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from rlplat.given.global_random import seed_from_entropy
+from rlplat.given.say import say
 from rlplat.given.triton_first import before_tensorflow, guard
 from rlplat.runtime.envs import spec
 from rlplat.runtime.machine.session import (
@@ -34,7 +35,6 @@ from rlplat.runtime.machine.session import (
 )
 from rlplat.runtime.machine.worker_logs import SNAPSHOTS
 from rlplat.runtime.process.crash_points import crash_point
-from rlplat.runtime.process.say import say
 
 _PR_SET_PDEATHSIG = 1
 

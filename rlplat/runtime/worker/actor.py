@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rlplat.given.say import say, write
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.core.reply_window import Kept
 from rlplat.runtime.link.link import Link
-from rlplat.runtime.process.say import say, write
 from rlplat.runtime.process.spans import Spans
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import codec, messages

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from rlplat.given.say import say, say_traceback
 from rlplat.runtime.link.waiters import LoopInbox, Waiters
-from rlplat.runtime.process.say import say, say_traceback
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.worker.actor import END_GRACE_S, EXITED, TERMINATED, Actor, End, end_by

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rlplat.given.say import say
 from rlplat.runtime import connect, refs
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.link.chores import NEVER
@@ -12,7 +13,6 @@ from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.process.crash_points import crash_point
-from rlplat.runtime.process.say import say
 from rlplat.runtime.process.spans import Span, Spans
 from rlplat.runtime.remote import ActorExit
 from rlplat.runtime.wire import codec, messages

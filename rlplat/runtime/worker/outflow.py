@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rlplat.given.say import say_traceback
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.process.crash_points import crash_point
-from rlplat.runtime.process.say import say_traceback
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.values import Value
 from rlplat.runtime.worker.replies import Replies

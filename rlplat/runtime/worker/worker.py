@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rlplat.errors import Deadlock, GetTimeout, UsageError
+from rlplat.given.say import flush
 from rlplat.runtime.client.client import Client
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.loop import Patience
 from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.process.crash_points import crash_point
-from rlplat.runtime.process.say import flush
 from rlplat.runtime.process.spans import Span
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import ActorExit

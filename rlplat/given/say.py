@@ -1,4 +1,4 @@
-"""What the runtime itself writes on stderr: best effort, because what it tells of is handled with or without it.
+"""What rlplat itself writes on stderr: best effort, because what it tells of is handled with or without it.
 
 User code may close `sys.stderr`, or set it to None, in the driver as in a worker; a disk or a pipe below it may be full
 or gone. None of that is an error of the call, the message or the actor that a line is about.

@@ -1,4 +1,4 @@
-"""What the runtime writes on stderr: where nothing can be written there, what it tells of is handled all the same."""
+"""What rlplat writes on stderr: where nothing can be written there, what it tells of is handled all the same."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied
+from rlplat.given.say import say, say_traceback
 from rlplat.runtime.link.dropped import Dropped
-from rlplat.runtime.process.say import say, say_traceback
 from tests.patience import soon
 
 
