@@ -7,7 +7,6 @@ No torch and no TensorFlow here: what a rank does is its program's (`torch.progr
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from rlplat.data_parallel.group import RankGroup
 from rlplat.data_parallel.reports import Result, merged_state, merged_stats
 from rlplat.data_parallel.settings import TrainerSettings
 from rlplat.errors import CheckpointError, ConfigError
+from rlplat.given.say import say
 from rlplat.paths import user_path
 
 
@@ -145,10 +145,11 @@ class EpochTrainer:
     def _grow(self) -> None:
         """More ranks, where fewer than the most were left and there is room again."""
         if self._group is not None and (num_now := self._group.num_growing()):
-            self._keep_state(self.current_state())
+            state = self.current_state()
+            self._keep_state(state)
             self._close_group()
             self._num_now = num_now
-            say_grown(num_now, f"the end of epoch {self._state['user']['epoch']}")
+            say_grown(num_now, f"the end of epoch {state['user']['epoch']}")
 
     def _on_ranks(self, method: str, *arguments: Any) -> list[Any]:
         """The answers of all ranks; another group does it where this one is lost."""
@@ -212,7 +213,7 @@ class EpochTrainer:
             return Result()
         found, refused = checkpoints.latest_valid(self._out)
         for reason in refused:
-            print(f"rlplat: {reason}", file=sys.stderr)
+            say(reason)
         if not self._resume:
             if found or refused:
                 raise ConfigError(
@@ -232,11 +233,11 @@ class EpochTrainer:
 
 
 def say_lost(lost: RanksLost, place: str) -> None:
-    print(f"rlplat: {lost}; training continues from {place}", file=sys.stderr, flush=True)
+    say(f"{lost}; training continues from {place}")
 
 
 def say_grown(num_ranks: int, place: str) -> None:
-    print(f"rlplat: room for {num_ranks} ranks; training continues from {place}", file=sys.stderr, flush=True)
+    say(f"room for {num_ranks} ranks; training continues from {place}")
 
 
 def trainable_of(trainer: Callable[..., Any], form: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from rlplat.data_parallel.rank import Turn
 from rlplat.errors import ConfigError, RlplatError
+from rlplat.given.say import say
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,9 @@ def _tell_of_counts(metrics: Sequence[dict[str, Any]]) -> None:
             others = [one[name] for one in metrics if name in one]
             if any(other != value for other in others):
                 _told.add(name)
-                print(
-                    f"rlplat: '{name}' is a whole number, which is rank 0's in the report, and the ranks have "
-                    f"{', '.join(map(str, others[:8]))}: report a float for the mean over the ranks",
-                    file=sys.stderr,
+                say(
+                    f"'{name}' is a whole number, which is rank 0's in the report, and the ranks have "
+                    f"{', '.join(map(str, others[:8]))}: report a float for the mean over the ranks"
                 )
 
 

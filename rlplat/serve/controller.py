@@ -22,6 +22,7 @@ import rlplat.serve.plan as planning
 from rlplat.config import closest
 from rlplat.errors import ActorDied, ConfigError, RlplatError, SerializationError
 from rlplat.given.raised_at import raised_elsewhere
+from rlplat.given.say import say_traceback
 from rlplat.serve.autoscale import Autoscaler
 from rlplat.serve.deployments import Application, Part, canary_of, parts_of
 from rlplat.serve.handle import forget_routes, routes_of, set_models, set_routes
@@ -92,7 +93,7 @@ class Controller:
 
     def __init__(self, listening: ListeningSocket | None, token: str, say: Callable[[str], None]) -> None:
         self.listening = listening
-        self._token, self._say = token, say
+        self._token, self._tell = token, say
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._plan = planning.Plan()
         self._live: dict[str, Live] = {}
@@ -265,6 +266,12 @@ class Controller:
                 if self._is_stopping or not rlplat.is_initialized():
                     return
                 self._say(f"warning: the controller of serve: {type(error).__name__}: {error}")
+
+    def _say(self, text: str) -> None:
+        try:
+            self._tell(text)
+        except Exception:  # what it would have told of is done all the same
+            say_traceback()
 
     def _patience(self) -> float:
         now = time.monotonic()

@@ -24,14 +24,13 @@ import functools
 import hashlib
 import inspect
 import math
-import sys
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any
 
 from rlplat.errors import ConfigError
+from rlplat.given.say import say, say_traceback
 from rlplat.serve.refusals import Refused
 
 HEADER = b"x-model-id"
@@ -231,8 +230,8 @@ async def _close(slot: Slot) -> None:
         if inspect.isawaitable(answer):
             await answer
     except Exception:
-        print(f"warning: the model {slot.model_id!r} could not be closed:", file=sys.stderr)
-        traceback.print_exc(file=sys.stderr)
+        say(f"warning: the model {slot.model_id!r} could not be closed:")
+        say_traceback()
 
 
 def multiplexed(function: Any = None, *, max_models: int = 3) -> Any:

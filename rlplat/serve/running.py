@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import rlplat
 from rlplat.errors import ConfigError
+from rlplat.given.say import say as line_on_stderr
 from rlplat.serve.controller import Controller
 from rlplat.serve.deployments import Application, parts_of
 from rlplat.serve.handle import Handle, all_routes
@@ -112,9 +112,7 @@ def run(
     try:
         if owns_cluster:
             rlplat.init()
-        controller = Controller(
-            listening, token, say or (lambda text: print(text, file=sys.stderr, flush=True))
-        )
+        controller = Controller(listening, token, say or line_on_stderr)
     except BaseException:
         if listening is not None:
             listening.close()

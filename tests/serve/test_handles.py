@@ -37,6 +37,21 @@ def test_a_request_that_runs_can_still_call_others_when_the_application_is_stopp
 
 
 @pytest.mark.usefixtures("cluster")
+def test_what_the_user_gave_for_messages_may_raise() -> None:
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        raise ValueError("I/O operation on closed file")
+
+    with serve.run(apps.Back.bind(), port=None, say=say) as running:
+        for count in (1, 2):
+            pid = running.handle.pid.remote().result(10)
+            os.kill(pid, signal.SIGKILL)
+            assert running.handle.pid.remote().result(30) != pid and len(said) == count
+
+
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("name", ["Back", "Front"])
 def test_a_call_whose_only_replica_dies_is_answered_by_the_next_one(name: str) -> None:
     """From the driver, and from another replica, which the driver asks once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import sys
 import threading
 import tomllib
@@ -180,6 +181,13 @@ def test_what_json_cannot_hold_is_a_500_in_the_form_of_all_errors(capsys: pytest
     body = '{"error":{"code":"failed","message":"TypeError in the deployment; its log says more"}}'
     assert text.startswith("HTTP/1.1 500") and text.endswith(body)
     assert "object cannot be written as JSON" in capsys.readouterr().err
+
+
+def test_without_stderr_they_have_that_form_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    stderr.close()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert b"TypeError in the deployment" in b"".join(writes(unwritable, get()).writes)
 
 
 def leaves(request: Any) -> Any:

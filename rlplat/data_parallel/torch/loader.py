@@ -162,7 +162,7 @@ def _shuffles(loader: DataLoader, rank: int, world_size: int) -> bool:
         if sampler.drop_last or sampler.num_replicas != world_size:
             lost = f"DistributedSampler(num_replicas={sampler.num_replicas}, drop_last={sampler.drop_last})"
     generator = loader.generator or getattr(sampler, "generator", None)
-    if generator is not None or getattr(sampler, "seed", 0):
+    if generator is not None or getattr(sampler, "seed", None):
         unused = "sampler's seed" if generator is None else "loader's generator"
         raise ConfigError(
             f"rank {rank}: the {unused} would not be used: the order and the seeds of worker processes follow from "

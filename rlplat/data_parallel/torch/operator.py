@@ -16,7 +16,6 @@ trainer is given creators, `setup` may add to what they make.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -26,6 +25,7 @@ from torch import nn
 
 from rlplat.data_parallel.torch.context import Context
 from rlplat.errors import ConfigError
+from rlplat.given.say import write
 
 NUM_SAMPLES = "num_samples"
 Creators = dict[str, Callable[..., Any] | None]
@@ -256,7 +256,7 @@ class _Lines:
 
     def write(self, text: str) -> None:
         if line := text.strip("\r\n "):
-            print(line, file=sys.stderr, flush=True)
+            write(f"{line}\n")
 
     def flush(self) -> None:
         pass

@@ -17,8 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import sys
-import traceback
 from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
@@ -29,6 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from rlplat.given.say import say_traceback
 from rlplat.serve.multiplexing import in_context
 from rlplat.serve.refusals import Refused
 
@@ -87,7 +86,7 @@ def application(served: Any, executor: Executor) -> Any:
         except Exception as error:
             if isinstance(cause := getattr(error, "cause", None), Refused):
                 raise cause from None
-            traceback.print_exc(file=sys.stderr)
+            say_traceback()
             raise Refused(
                 500, "failed", f"{type(error).__name__} in the deployment; its log says more"
             ) from None

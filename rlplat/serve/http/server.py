@@ -10,7 +10,6 @@ import asyncio
 import hmac
 import resource
 import socket
-import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import Executor
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from rlplat.errors import MissingExtra, RlplatError
+from rlplat.given.say import say
 from rlplat.listening import foreign_request
 from rlplat.serve.deployments import DeploymentOptions
 from rlplat.serve.http.held import Body, Held, too_large
@@ -219,7 +219,7 @@ class HttpServer:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return 0.0  # another replica was first
         except OSError as error:  # too many open files
-            print(f"warning: a connection was not accepted: {error}", file=sys.stderr, flush=True)
+            say(f"warning: a connection was not accepted: {error}")
             return _FULL_S
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
+from rlplat.given.say import say as line_on_stderr
 from rlplat.paths import user_path
 from rlplat.rl.run.trained_agent import load
 from rlplat.serve.deployments import Application, deployment
@@ -29,7 +29,7 @@ def serve_policy(
     port: int = 8000,
     token: str = "",
     follow: bool = False,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    say: Callable[[str], None] = line_on_stderr,
     **more: Any,
 ) -> Running:
     """Serve the agent of a run, of one of its checkpoints, or of a file that `rlplat export` wrote.
@@ -53,7 +53,7 @@ def policy_application(
     num_replicas: int = 1,
     follow: bool = False,
     max_rows: int = 256,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    say: Callable[[str], None] = line_on_stderr,
 ) -> Application:
     """What `serve.run` takes; the agent is the deployment's user_config.
 

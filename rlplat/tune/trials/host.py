@@ -10,13 +10,13 @@ An actor runs its calls in order, so `save` and `advance` may be sent together.
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
 from typing import Any, NamedTuple
 
 import rlplat
 from rlplat.errors import CheckpointError
+from rlplat.given.say import say
 from rlplat.paths import user_path
 from rlplat.tune.trials.program import Program, TrialContext
 from rlplat.tune.trials.programs import open_program
@@ -104,11 +104,9 @@ class TrialHost:
     def _close_what_it_opened(self) -> None:
         """A trial may open a cluster inside this process, rlplat.init(backend="inproc"): the next one has none."""
         if rlplat.get_runtime_context().client_id != self._client_id:
-            print(
-                "rlplat: warning: a trial has not closed the cluster that it opened by rlplat.init(backend='inproc'): "
-                "call rlplat.shutdown() in a `finally`",
-                file=sys.stderr,
-                flush=True,
+            say(
+                "warning: a trial has not closed the cluster that it opened by rlplat.init(backend='inproc'): "
+                "call rlplat.shutdown() in a `finally`"
             )
             rlplat.shutdown()
 

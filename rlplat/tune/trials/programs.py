@@ -10,8 +10,6 @@ several seeds of any            `several_seeds`
 from __future__ import annotations
 
 import copy
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 from rlplat.errors import CheckpointError, ConfigError
 from rlplat.given.global_random import seed_everything
+from rlplat.given.say import say, say_traceback
 from rlplat.tune.trials.checkpoints import TrialCheckpoints
 from rlplat.tune.trials.program import Program, TrialContext
 from rlplat.tune.trials.reported import Metrics, plain_metrics
@@ -222,7 +221,7 @@ def last_report(value: Any, has_reported: bool, context: TrialContext) -> Metric
     except (TypeError, ValueError) as error:
         if not has_reported:
             raise ConfigError(f"trial {context.number} returned {type(value).__name__}: {error}") from None
-        print(f"trial {context.number}: its return value is not used: {error}", file=sys.stderr)
+        say(f"trial {context.number}: its return value is not used: {error}")
         return None
 
 
@@ -239,7 +238,7 @@ def _close_quietly(thing: Any) -> None:
             with only_exceptions():
                 close()
         except Exception:  # its results are in; nobody waits for it any more
-            traceback.print_exc()
+            say_traceback()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rlplat.given.say import write
 from rlplat.tune.trials.program import StillRunning, TrialContext
 from rlplat.tune.trials.reported import Metrics, plain_metrics
 
@@ -173,7 +174,7 @@ class TrialThread:
         ) as error:  # SystemExit and its like are about this thread's function, not the process
             answer = ("raise", wrapped(error))
         if self._must_stop and answer[0] == "raise":  # nobody waits for it any more
-            traceback.print_exception(answer[1])
+            write("".join(traceback.format_exception(answer[1])))
         self._has_ended = True
         self._answer = answer
         self._to_host.release()

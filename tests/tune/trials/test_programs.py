@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextvars
 import functools
+import io
 import math
 import random
 import re
@@ -200,6 +201,33 @@ def test_a_stop_strikes_at_the_report_and_finally_runs(tmp_path: Path) -> None:
     program.step()
     program.close()
     assert seen == ["went on", "told", "cleaned up"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "trial-3"]
+
+
+def test_a_trial_that_closed_stderr_and_raises_at_its_end_is_closed(tmp_path: Path) -> None:
+    def function(config: dict, report: Any) -> None:
+        try:
+            report(a=1)
+        finally:
+            raise ValueError("at the end")
+
+    class Stepped:
+        def __init__(self, config: dict) -> None: ...
+
+        def step(self) -> dict[str, int]:
+            return {"a": 1}
+
+        def close(self) -> None:
+            raise ValueError("at the end")
+
+    for trainable in (function, Stepped):
+        program = open_program(trainable, {}, context(tmp_path))
+        program.step()
+        with pytest.MonkeyPatch.context() as patch:
+            stderr = io.StringIO()
+            stderr.close()
+            patch.setattr(sys, "stderr", stderr)
+            program.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "trial-3"]
 
 
