@@ -179,7 +179,8 @@ def submit(request: dict[str, Any]) -> dict[str, Any]:
     env = _program_env(request)
     if not request["needs_engine"] and not (folder / "up").exists():  # where nothing runs that could be asked
         raise HostError(f"the cluster is down; {request['up']} starts it")
-    return {"job": Jobs(folder).submit(request["command"], env, files_folder(request))}
+    workdir = files_folder(request)
+    return {"job": Jobs(folder).submit(request["command"], env, workdir), "workdir": str(workdir)}
 
 
 def jobs(request: dict[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def test_a_job_outlives_its_submitter_and_keeps_log_and_exit_code(
     assert main(["up", str(one)]) == 0
     command = [sys.executable, "-m", "rlplat.cli", "submit", str(one), "--", "python", "-c", program]
     terminal = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
-    assert "job 1" in terminal.stdout
+    assert terminal.stdout == f"job 1 in node-1:{home}/files: rlplat jobs {one} logs 1 -f\n"
     assert main(["jobs", str(one), "logs", "1", "-f"]) == 5
     assert "begun\nended\njob 1: failed (5)" in capfd.readouterr().out
     assert main(["jobs", str(one), "--json"]) == 0

@@ -94,8 +94,9 @@ def submit(arguments: list[str]) -> int:
     if cluster.provider == "slurm":
         return _submit_to_slurm(cluster, program, options.wait)
     with launcher_of(options.cluster) as launcher:
-        job = launcher.ask_head("submit", command=program)["job"]
-        print(f"job {job}: rlplat jobs {options.cluster} logs {job} -f", flush=True)
+        sent = launcher.ask_head("submit", command=program)
+        job, place = sent["job"], f"{launcher.head.name}:{sent['workdir']}"
+        print(f"job {job} in {place}: rlplat jobs {options.cluster} logs {job} -f", flush=True)
         if not options.wait:
             return 0
         return _ended(launcher.ask_head("logs", job=job, follow=True))
