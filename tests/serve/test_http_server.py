@@ -449,8 +449,11 @@ def test_a_body_has_a_limit_and_all_of_them_together(served: Any) -> None:
         answer = b"".join(writes(served, CHUNKED, later=[*body, b"0\r\n\r\n"], **options).writes)
         assert answer.startswith(b"HTTP/1.1 %d " % status), (options, answer)
         assert (b"retry-after: 1" in answer) == (status == 503)
+        assert b"connection: close" not in answer, "many clients send the whole body before they read"
     answer = b"".join(writes(served, POST, max_body_bytes=999).writes)
     assert answer.startswith(b"HTTP/1.1 413 ") and b"larger than 999 bytes (max_body_bytes)" in answer
+    answer = b"".join(writes(served, POST, later=[1000 * b"a" + get()], max_body_bytes=999).writes)
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"HTTP/1.1 200 OK" in answer
 
 
 FLOODS = {

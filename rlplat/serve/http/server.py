@@ -422,7 +422,5 @@ async def refuse(scope: Scope, receive: Receive, send: Send, refusal: Refused) -
         headers.append((b"retry-after", str(max(1, round(refusal.retry_after_s))).encode()))
     if refusal.allow:
         headers.append((b"allow", refusal.allow.encode()))
-    if refusal.status == 413:
-        headers.append(_CLOSE)  # the rest of the body is not read
     await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
     await send({"type": f"{kind}.body", "body": body})
