@@ -25,7 +25,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from rlplat.errors import ConfigError
 from rlplat.serve.deployments import DeploymentOptions
 from rlplat.serve.http.connection import State, WebSocketConnection
-from rlplat.serve.http.held import Held
+from rlplat.serve.http.held import Body, Held
 from rlplat.serve.http.requests import application
 from rlplat.serve.http.server import HttpServer
 from rlplat.serve.listening import ListeningSocket
@@ -412,6 +412,10 @@ async def size_of(request: Any) -> int:
     return len(await request.body())
 
 
+async def stream_of_size(request: Any) -> Any:
+    yield str(len(await request.body()))
+
+
 class Asgi:
     """As a framework does it: what its own code raises becomes its own 500."""
 
@@ -437,7 +441,7 @@ class Asgi:
 CHUNKED = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-@pytest.mark.parametrize("served", [size_of, Asgi()])
+@pytest.mark.parametrize("served", [size_of, stream_of_size, Asgi()])
 def test_a_body_has_a_limit_and_all_of_them_together(served: Any) -> None:
     chunk = b"64\r\n" + 100 * b"a" + b"\r\n"
     for body, options, status in (
@@ -454,6 +458,26 @@ def test_a_body_has_a_limit_and_all_of_them_together(served: Any) -> None:
     assert answer.startswith(b"HTTP/1.1 413 ") and b"larger than 999 bytes (max_body_bytes)" in answer
     answer = b"".join(writes(served, POST, later=[1000 * b"a" + get()], max_body_bytes=999).writes)
     assert answer.startswith(b"HTTP/1.1 413 ") and b"HTTP/1.1 200 OK" in answer
+
+
+def test_a_body_that_is_refused_makes_room_at_once() -> None:
+    """So that of many that come side by side some are taken."""
+
+    async def main() -> None:
+        async def part() -> dict[str, Any]:
+            return {"type": "http.request", "body": bytes(40), "more_body": True}
+
+        async def on_whole() -> None:
+            raise AssertionError("none is")
+
+        held = Held(100)
+        bodies = [Body(part, 1000, held, on_whole) for _ in range(2)]
+        for _ in range(2):
+            for body in bodies:
+                await body.receive()
+        assert [body.refusal is None for body in bodies] == [False, True] and held.num_bytes == 80
+
+    asyncio.run(main())
 
 
 FLOODS = {

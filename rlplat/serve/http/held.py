@@ -36,33 +36,34 @@ class Body:
     """The body of a request on its way to the application, which is told that its client has left where the body is too
     much: then `refusal` says why."""
 
-    def __init__(self, receive: Callable[[], Awaitable[Any]], max_bytes: int, held: Held) -> None:
-        self._receive, self._max_bytes = receive, max_bytes
+    def __init__(
+        self,
+        receive: Callable[[], Awaitable[Any]],
+        max_bytes: int,
+        held: Held,
+        on_whole: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._receive, self._max_bytes, self._on_whole = receive, max_bytes, on_whole
         self.held = held.of_one()
+        self.is_whole = False
         self.refusal: Refused | None = None
-        self._is_dropped = False
 
     async def receive(self) -> Any:
         if self.refusal is not None:
             return {"type": "http.disconnect"}
         message = await self._receive()
-        if not message.get("body"):
-            return message
-        size = self.held.num_bytes + len(message["body"])
+        size = self.held.num_bytes + len(message.get("body", b""))
         if size > self._max_bytes:
             self.refusal = too_large(self._max_bytes)
         elif not self.held.set(size):
             self.refusal = Refused(503, "busy", "the bodies of other requests fill the server's memory", 1.0)
-            self._is_dropped = bool(message.get("more_body"))
         else:
+            if not message.get("more_body"):
+                self.is_whole = True
+                await self._on_whole()
             return message
+        self.held.set(0)  # at once: there is room for those that wait in the same turn
         return {"type": "http.disconnect"}
-
-    async def drop(self) -> None:
-        """What the client sends still, so that it reads the answer."""
-        self.held.set(0)
-        while self._is_dropped:
-            self._is_dropped = bool((await self._receive()).get("more_body"))
 
 
 def too_large(max_bytes: int) -> Refused:

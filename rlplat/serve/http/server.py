@@ -276,32 +276,39 @@ class HttpServer:
             await refuse(scope, receive, send, refusal)
             return
         limit = _Limit(self._loop, seconds)
-        body = Body(receive, self._options.max_body_bytes, self._state.held)
         writer = scope[WRITER]
         is_started = False
         status = 500
-        held: Any = None  # the head of an answer, until its body comes: both are written as one
+        head: Any = None
+        """Of an answer, until its body comes, for both are written as one; that of a stream until the request's body is
+        there, which may be refused still."""
 
-        async def answer(message: Any) -> None:
-            nonlocal is_started, status, held
-            if held is not None:
-                head, held = held, None
-                with writer.as_one():
-                    await send(head)
-                    await send(message)
-                return
-            if not is_started:
-                if body.refusal is not None:
-                    return  # an application that answers that its client has left
+        async def send_head() -> None:
+            nonlocal is_started, status, head
+            if head is not None and body.refusal is None:
+                message, head = head, None
                 is_started, status = True, message["status"]
                 limit.lift()  # a stream may last
+                await send(message)
+
+        body = Body(receive, self._options.max_body_bytes, self._state.held, send_head)
+
+        async def answer(message: Any) -> None:
+            nonlocal head
+            if is_started:
+                await send(message)
+            elif body.refusal is not None:
+                return  # an application that answers that its client has left
+            elif head is None:
                 headers = message.get("headers", ())
-                if self._is_draining:
-                    message = {**message, "headers": [*headers, _CLOSE]}
-                if any(name == b"content-length" for name, _ in headers):
-                    held = message
-                    return
-            await send(message)
+                head = {**message, "headers": [*headers, _CLOSE]} if self._is_draining else message
+                has_length = any(name == b"content-length" for name, _ in headers)
+                if not has_length and (body.is_whole or not _has_body(scope)):
+                    await send_head()
+            else:
+                with writer.as_one():
+                    await send_head()
+                    await send(message)
 
         async def refused() -> Refused | None:
             try:
@@ -326,7 +333,6 @@ class HttpServer:
                 if is_started:
                     raise why
                 status = why.status
-                await body.drop()
                 await refuse(scope, receive, send, why)
         finally:
             limit.lift()
@@ -366,6 +372,10 @@ def _require_length(scope: Scope, max_bytes: int) -> None:
     for name, value in scope["headers"]:
         if name == b"content-length" and (len(value) > 15 or int(value) > max_bytes):
             raise too_large(max_bytes)
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
 
 
 def _model_id(scope: Scope) -> str:
