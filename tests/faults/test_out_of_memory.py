@@ -67,6 +67,26 @@ def test_objects_that_are_mapped_do_not_count(cluster: None, tmp_path: Path) -> 
     assert rlplat.get(ref, timeout=30) == 300 * MB // 8
 
 
+@pytest.mark.process
+def test_what_the_zygote_has_preloaded_does_not_count_in_each_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "heavy.py").write_text("held = bytearray(b'x') * (300 << 20)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gate = tmp_path / "gate"
+    gate.touch()
+    rlplat.init(num_cpus=2, num_gpus=0, preload=("heavy",))
+    try:
+        task = rlplat.remote(memory=250 * MB, max_retries=0)(hog)
+        small, big = task.remote(8 * MB, gate), task.remote(400 * MB, gate)
+        with pytest.raises(OutOfMemory, match="250 MiB"):
+            rlplat.get(big, timeout=30)
+        gate.unlink()
+        assert rlplat.get(small, timeout=30) == 8 * MB
+    finally:
+        rlplat.shutdown()
+
+
 def test_children_of_a_worker_count(cluster: None) -> None:
     @rlplat.remote(memory=200 * MB, max_retries=0)
     def task() -> None:

@@ -36,14 +36,31 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def private_bytes(pid: int) -> int:
-    """Memory that a process and its descendants have to themselves: resident, less what is files and shared memory."""
+def own_bytes(pid: int, limit: int = 0) -> int:
+    """Memory that a process and its descendants have to themselves. What they share with the zygote (`preload`) counts
+    in part, where it would matter to a limit: the kernel's exact figure takes a walk over all pages."""
+    size = _private_bytes(pid)
+    return _anonymous_bytes(pid) if limit and size > limit else size
+
+
+def _anonymous_bytes(pid: int) -> int:
+    """A page that a fork has not written to since is divided among those that have it."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        own = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
+    except (OSError, StopIteration):  # it has ended, or the kernel has no such file
+        return _private_bytes(pid)
+    return own + sum(map(_anonymous_bytes, children(pid)))
+
+
+def _private_bytes(pid: int) -> int:
+    """Resident, less what is files and shared memory."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared = map(int, file.read().split()[:3])
     except OSError:
         return 0
-    return max(0, resident - shared) * _PAGE + sum(map(private_bytes, children(pid)))
+    return max(0, resident - shared) * _PAGE + sum(map(_private_bytes, children(pid)))
 
 
 def machine_memory() -> Machine:

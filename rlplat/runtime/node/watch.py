@@ -83,7 +83,7 @@ class Watch:
             Holding(
                 worker,
                 use.name,
-                proc_files.private_bytes(pid),
+                proc_files.own_bytes(pid, use.memory),
                 use.memory,
                 use.is_actor,
                 use.can_run_again,

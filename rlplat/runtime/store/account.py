@@ -16,8 +16,9 @@ import fcntl
 import mmap
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ _SHARE_OF_RAM = 0.3
 _SHARE_OF_FREE = 0.9
 _MIN_BYTES = 1 << 20
 _FOR_EVER_S = 1e10
+_LOCK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,19 @@ class Account:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Slots are given out, settled and moved by one process at a time."""
+        """Slots are given out, settled and moved by one process at a time; but one that was stopped in the middle of
+        that must not stop the node, which is the one to kill it."""
         if self._path is None:
             yield
             return
         descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            deadline = time.monotonic() + _LOCK_S
+            while time.monotonic() < deadline:
+                with suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.001)
             yield
         finally:
             fcntl.flock(

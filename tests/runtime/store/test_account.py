@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,3 +148,19 @@ def test_a_deadline_may_be_infinite(tmp_path: Path) -> None:
 def test_the_deadline_must_be_seconds(tmp_path: Path, seconds: Any) -> None:
     with pytest.raises(ConfigError, match="store_full_timeout_s"):
         create_account(str(tmp_path), 1 << 20, seconds)
+
+
+def test_a_process_that_was_stopped_with_the_account_locked_holds_up_nobody_for_good(
+    join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node, above all: it kills what hangs."""
+    monkeypatch.setattr("rlplat.runtime.store.account._LOCK_S", 0.01)
+    driver, dead = join("driver"), join("w1")
+    dead.reserve(MB)
+    with open(tmp_path / "account") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        settling = threading.Thread(target=driver.settle, args=("w1",), daemon=True)
+        settling.start()
+        settling.join(30)
+        assert not settling.is_alive()
+    assert driver.used() == 0
