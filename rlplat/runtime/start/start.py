@@ -6,9 +6,11 @@ configuration, which follows through the pipe. That halves the time to the first
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -39,16 +41,17 @@ def open_backend(settings: Settings) -> Driver:
     check_at_least("memory_usage_threshold", settings.memory_usage_threshold, 0, at_most=1)
     total = machine_resources(settings.num_cpus, settings.num_gpus, settings.resources)
     session = make_session()
-    node = subprocess.Popen(
-        [sys.executable, "-c", main_of("rlplat.runtime.start.launch")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        env=_environment(session),
-    )
-    assert node.stdin is not None and node.stdout is not None
+    node: subprocess.Popen[bytes] | None = None
     driver: Driver | None = None
     try:
+        node = subprocess.Popen(
+            [sys.executable, "-c", main_of("rlplat.runtime.start.launch")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env=_environment(session),
+        )
+        assert node.stdin is not None and node.stdout is not None
         from rlplat.runtime.machine.worker_logs import SNAPSHOTS, make_session_folder
         from rlplat.runtime.process import stacks
         from rlplat.runtime.store import account
@@ -85,9 +88,9 @@ def open_backend(settings: Settings) -> Driver:
                 f"the node process did not start within {_START_S:g} s; this machine may be overloaded"
             )
         if node.stdout.readline() != b"ready\n":
-            raise NodeLost(
-                f"the node process could not start (exit code {node.wait()}); see its message above"
-            )
+            code = node.wait()
+            how = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
+            raise NodeLost(f"the node process could not start ({how}); what it said last is above, on stderr")
         driver = Driver(session, node)
         driver.use_runtime_env(env, os.path.join(folder, SNAPSHOTS))
         driver.start()
@@ -99,14 +102,16 @@ def open_backend(settings: Settings) -> Driver:
 
 
 @uninterrupted
-def _give_up(session: str, node: subprocess.Popen[bytes], driver: Driver | None) -> None:
+def _give_up(session: str, node: subprocess.Popen[bytes] | None, driver: Driver | None) -> None:
     if driver is not None:
         driver.close()
-    node.kill()
-    node.wait()
-    assert node.stdin is not None and node.stdout is not None
-    node.stdin.close()
-    node.stdout.close()
+    if node is not None:
+        node.kill()
+        node.wait()
+        assert node.stdin is not None and node.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # what it has not read is written once more
+            node.stdin.close()
+        node.stdout.close()
     remove_session(session)
 
 

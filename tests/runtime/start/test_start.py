@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,36 @@ def test_a_node_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(start, "main_of", lambda module: "import time; time.sleep(600)")
     with pytest.raises(NodeLost, match=r"did not start within 0\.2 s"):
         rlplat.init(num_cpus=1, num_gpus=0)
+
+
+@pytest.mark.process
+def test_a_node_that_is_killed_before_it_reads_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.kill()
+            self.wait()
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    with pytest.raises(NodeLost, match=r"could not start \(ended by SIGKILL\)"):
+        rlplat.init(num_cpus=1, num_gpus=0)
+    _leaves_no_folder()
+
+
+@pytest.mark.process
+def test_a_node_that_cannot_be_made_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BlockingIOError("no process left")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(BlockingIOError):
+        rlplat.init(num_cpus=1, num_gpus=0)
+    _leaves_no_folder()
+
+
+def _leaves_no_folder() -> None:
+    for root in ("/dev/shm", tempfile.gettempdir()):
+        assert not list(Path(root).glob(f"rlplat-{os.getpid()}-*"))
 
 
 @pytest.mark.process
