@@ -67,6 +67,25 @@ def test_native_code_that_holds_the_gil_and_waits_is_hung(watchful_cluster: None
         rlplat.get(wait.remote(), timeout=30)
 
 
+class Napper:
+    def nap(self, seconds: int) -> int:
+        """Hold the GIL in the kernel, in state D, as in a read of a file server that does not answer: the parent of a
+        `vfork` waits like that for its child."""
+        libc = ctypes.PyDLL(None)
+        stack = ctypes.create_string_buffer(1 << 16)
+        top = ctypes.c_void_p((ctypes.addressof(stack) + (1 << 16)) & -16)
+        clone_vm, clone_vfork = 0x100, 0x4000
+        pid = libc.clone(libc.sleep, top, clone_vm | clone_vfork | signal.SIGCHLD, ctypes.c_void_p(seconds))
+        os.waitpid(pid, 0)
+        return pid
+
+
+@pytest.mark.parametrize("max_concurrency", [1, 2], ids=["main thread", "another thread"])
+def test_a_wait_for_a_disk_in_the_kernel_is_no_hang(watchful_cluster: None, max_concurrency: int) -> None:
+    napper = rlplat.remote(Napper).options(max_concurrency=max_concurrency).remote()
+    assert rlplat.get(napper.nap.remote(3), timeout=60)
+
+
 @pytest.fixture
 def patient_cluster() -> Iterator[None]:
     """Where one must live that the machine may keep from its CPU for a while."""

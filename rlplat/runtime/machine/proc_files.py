@@ -15,14 +15,26 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def reading(pid: int) -> Reading | None:
-    """State and CPU time of a process; None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rsplit(b")", 1)[1].split()
-    except OSError:
+def reading(pid: int, of_threads: bool = False) -> Reading | None:
+    """State and CPU time of a process; None when it is gone. `of_threads`: the state D of any of them counts."""
+    fields = _stat(f"/proc/{pid}")
+    if not fields:
         return None
-    return Reading((int(fields[11]) + int(fields[12])) / _TICKS, fields[0].decode())
+    state = fields[0].decode()
+    if of_threads and state == "S":
+        folder = f"/proc/{pid}/task"
+        if any(_stat(f"{folder}/{thread}")[:1] == [b"D"] for thread in os.listdir(folder)):
+            state = "D"
+    return Reading((int(fields[11]) + int(fields[12])) / _TICKS, state)
+
+
+def _stat(folder: str) -> list[bytes]:
+    """The fields from the state on; none when it is gone."""
+    try:
+        with open(f"{folder}/stat", "rb") as file:
+            return file.read().rsplit(b")", 1)[1].split()
+    except OSError:
+        return []
 
 
 def children(pid: int) -> list[int]:

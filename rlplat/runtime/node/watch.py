@@ -60,7 +60,8 @@ class Watch:
             self._look_at_memory(pids, now)
 
     def _look_at_life(self, pids: dict[str, int], now: float) -> None:
-        readings = {w: reading for w, pid in pids.items() if (reading := proc_files.reading(pid)) is not None}
+        found = {w: proc_files.reading(pid, self._liveness.is_silent(w)) for w, pid in pids.items()}
+        readings = {w: reading for w, reading in found.items() if reading is not None}
         for verdict in self._liveness.look(readings, now):
             if isinstance(verdict, Ask):
                 self._ask(verdict.worker)

@@ -6,7 +6,8 @@ Rules
 2. CPU time is a sign of life as well: 1 % of the limit since the last sign. So a native call that holds the GIL and
    computes lives for as long as it likes, and one that holds it and sleeps does not.
 3. Silent for the limit (less half a period, so that the verdict falls before it): hung, once.
-   A stopped process (state T) is such a one: it neither answers nor computes. One that a debugger holds (t) lives.
+   A stopped process (state T) is such a one: it neither answers nor computes. One that a debugger holds (t) lives, and
+   one that waits for a disk or a file server in the kernel (D): no signal would end that either.
 4. A gap in the watcher's own clock (the whole machine, or the tree of processes, was stopped) says nothing about the
    others: all of them start anew.
 """
@@ -28,7 +29,7 @@ class Reading(msgspec.Struct, frozen=True):
     cpu_s: float
     """CPU time that its threads have used."""
     state: str
-    """One letter, as in /proc/<pid>/stat."""
+    """One letter, as in /proc/<pid>/stat; D when that is the state of any thread."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -60,6 +61,11 @@ class Liveness:
         self._watched: dict[str, _Watched] = {}
         self._looked_at: float | None = None
 
+    def is_silent(self, worker: str) -> bool:
+        """Whether it was asked, and has not answered yet."""
+        watched = self._watched.get(worker)
+        return watched is not None and watched.is_asked
+
     def answered(self, worker: str, now: float) -> None:
         """Its `Pong` has come."""
         watched = self._watched.get(worker)
@@ -81,7 +87,7 @@ class Liveness:
                 watched = self._watched[worker] = _Watched(now, reading.cpu_s)
             if not watched.is_asked:
                 watched.cpu_s = reading.cpu_s  # it has answered: what it used before that is no news
-            if reading.state == "t" or reading.cpu_s - watched.cpu_s >= _CPU_SHARE * self.timeout_s:
+            if reading.state in "tD" or reading.cpu_s - watched.cpu_s >= _CPU_SHARE * self.timeout_s:
                 watched.sign_at, watched.cpu_s = now, reading.cpu_s
             if watched.is_hung:
                 continue

@@ -57,6 +57,10 @@ def test_one_in_a_debugger_lives() -> None:
     assert run(Liveness(10.0), 100, answers=False, reading=Reading(1.0, "t")) == [Ask("w1")]
 
 
+def test_one_that_waits_for_a_disk_in_the_kernel_lives() -> None:
+    assert run(Liveness(10.0), 100, answers=False, reading=Reading(1.0, "D")) == [Ask("w1")]
+
+
 def test_a_gap_in_the_own_clock_earns_a_new_start() -> None:
     liveness = Liveness(10.0)
     liveness.look({"w1": IDLE}, 0.0)  # asked; then everything stands still for a minute
