@@ -39,24 +39,18 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from pydantic import Field
 
 import rlplat
 from rlplat.errors import ActorDied, EnvError, WorkerCrashed
-from rlplat.rl.algorithm_config import OnPolicyConfig
+from rlplat.rl.algorithm_config import RMSPropConfig
 from rlplat.rl.interfaces import Result, UpdateReport, Weights
 from rlplat.rl.learning.learner import non_finite_error
 from rlplat.rl.learning.numpy_learning import clip_by_global_norm, optimizer_of
-from rlplat.rl.learning.parameter_server import (
-    ObsMoments,
-    ParameterServer,
-    Shapes,
-    ShardedParameterServer,
-    Versions,
-)
+from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer, ShardedParameterServer
 from rlplat.rl.learning.queue_ring import InFlight
 from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
 from rlplat.rl.policies.spec import PolicySpec, worker_threads
@@ -69,7 +63,7 @@ from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spread import spread
 from rlplat.rl.torch.on_policy import ActorCriticNet
 from rlplat.rl.unused_settings import Unused
-from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm, Share
+from rlplat.section import Count, CountOrZero, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +78,7 @@ if TYPE_CHECKING:
 _ON_CPU = "a3c's workers compute gradients on the CPU; the learner of --algo ppo takes a GPU"
 
 
-class A3CConfig(OnPolicyConfig):
+class A3CConfig(RMSPropConfig):
     """A3C's settings. Of the defaults, t_max, RMSProp's decay and the entropy bonus are the paper's for Atari; rewards
     are not clipped, the learning rate is constant. For Atari: configs/a3c/_atari.yaml."""
 
@@ -95,7 +89,6 @@ class A3CConfig(OnPolicyConfig):
         "learner.device": Unused(_ON_CPU, is_error=True, harmless=("cpu",)),
         "learner.num_gpus": Unused(_ON_CPU, is_error=True, harmless=(0,)),
     }
-    fixed_on_resume = (*OnPolicyConfig.fixed_on_resume, "optimizer")
 
     num_rollout_workers: int = Field(default=2, ge=0, le=10_000)
     """Processes that roll out and compute gradients; 0 (all in this process) and 1 are the synchronous A2C."""
@@ -111,22 +104,8 @@ class A3CConfig(OnPolicyConfig):
     updates_per_report: Count = 20
     """Gradients of a worker between two words with the driver."""
 
-    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    """The parameter server's; its statistics are shared by all workers."""
-    rmsprop_decay: float = Field(default=0.99, ge=0.0, lt=1.0)
-    """alpha of RMSProp."""
-    optimizer_epsilon: Epsilon = 1e-5
-    """RMSProp's (the paper gives no value), or Adam's."""
-    epsilon_inside_root: bool = False
-    """RMSProp divides by sqrt(g) + epsilon (PyTorch; what Stable-Baselines3's A2C values were tuned with); true: by
-    sqrt(g + epsilon) (the paper, TensorFlow), where 1e-5 is a floor of 3e-3 under small gradients (docs/a3c.md)."""
     learning_rate: LearningRate = 7e-4
     """Step size; the paper draws it from 1e-4 to 1e-2 (log-uniform) and anneals it to 0."""
-    max_gradient_norm: Norm | None = 0.5
-    """Gradients are scaled down to this global norm; null: they are not."""
-    value_coef: Coefficient = 0.5
-    """Weight of the value loss, which is half the mean squared error (Stable-Baselines3's vf_coef weighs all of it: its
-    0.5 is 1.0 here)."""
     entropy_coef: EntropyCoef = 0.01
     """beta: weight of the entropy bonus."""
     normalize_advantages: bool = False
@@ -180,14 +159,14 @@ class A3CWorker(RolloutWorker):
         backend = computation.backend(self.config, spec)
         self._net = computation.net(backend, self.config, spec, network_seed)
         super().__init__(config, worker_index, incarnation)
-        self._shapes: Shapes = {name: array.shape for name, array in self._net.trainee.weights().items()}
+        self._shapes = {name: array.shape for name, array in self._net.trainee.weights().items()}
         self._server = ShardedParameterServer(parameter_servers, self._shapes)
-        self._versions: Versions = ()
+        self._versions: tuple[int, ...] = ()
         self._normalize_obs = ObsNormalizer(spec.obs)
         self._learning_rewards = LearningRewards(self.config)
         self._exchange_s = 0.0
 
-    def publish(self) -> Shapes:
+    def publish(self) -> dict[str, tuple[int, ...]]:
         """Give the servers this worker's initial weights, as version 0; returns the parameters' shapes."""
         self._server.set_weights(0, self._net.trainee.weights())
         return self._shapes
@@ -213,19 +192,12 @@ class A3CWorker(RolloutWorker):
                 "time/gradient_s": computed - began,
                 "time/exchange_s": self._exchange_s,  # of the one before: this one's is not known yet
             }
-            moments = None
+            beside: dict[str, Any] = {"learning_rate": config.learning_rate}
+            beside["report"] = UpdateReport(batch.env_steps, batch.episodes, metrics)
             if config.normalize_observations and batch.env_steps:
-                moments = ObsMoments.of(batch.obs, batch.valid, self._normalize_obs)
+                beside["obs_moments"] = ObsMoments.of(batch.obs, batch.valid, self._normalize_obs)
             # "perform asynchronous update of theta using d theta"; "synchronize parameters theta' = theta"
-            self._use(
-                *self._server.apply_gradients(
-                    gradients,
-                    self._versions,
-                    learning_rate=config.learning_rate,
-                    report=UpdateReport(batch.env_steps, batch.episodes, metrics),
-                    obs_moments=moments,
-                )
-            )
+            self._use(*self._server.apply_gradients(gradients, self._versions, **beside))
             self._exchange_s = perf_counter() - computed
 
     def _gradients(self, batch: SampleBatch, config: Any) -> tuple[Weights | None, dict[str, float]]:
@@ -234,8 +206,7 @@ class A3CWorker(RolloutWorker):
         rewards = self._learning_rewards(batch)
         if not self._is_measured:
             return None, {}
-        obs = self._normalize_obs(batch.flat_obs())
-        rollout = Rollout(batch, rewards, obs)
+        rollout = Rollout(batch, rewards, self._normalize_obs(batch.flat_obs()))
         # "for i in {t - 1, ..., t_start}: R <- r_i + gamma R", where gae_lambda is 1
         rollout.advantages, rollout.returns = gae(
             **rollout.steps, discount=config.discount, gae_lambda=config.gae_lambda
@@ -243,25 +214,19 @@ class A3CWorker(RolloutWorker):
         self._net.load(rollout)
         gradients, stats = self._net.gradients(rollout.whole(normalize=config.normalize_advantages), config)
         norm = clip_by_global_norm(gradients, config.max_gradient_norm or math.inf)
+        if not math.isfinite(norm) and config.non_finite == "skip":
+            return None, {}
         if not math.isfinite(norm):
-            if config.non_finite == "skip":
-                return None, {}
-            raise non_finite_error(
-                columns=rollout.columns,
-                losses=stats,
-                gradients=lambda: [name for name, g in gradients.items() if not np.isfinite(g).all()],
-                place=f"of rollout worker {self.worker_index}",
-                version=self._versions[0],
-                scaling="scale rewards (normalize_rewards)",
-            )
+            bad = [name for name, gradient in gradients.items() if not np.isfinite(gradient).all()]
+            place = f"of rollout worker {self.worker_index}"
+            raise non_finite_error(rollout.columns, stats, bad, place=place, version=self._versions[0])
         explained = explained_variance(batch.values[batch.valid], rollout.returns[batch.valid])
         if math.isfinite(explained):
             stats["explained_variance"] = explained
-        return gradients, {
-            f"learner/{name}": value for name, value in (stats | {"gradient_norm": norm}).items()
-        }
+        stats["gradient_norm"] = norm
+        return gradients, {f"learner/{name}": number for name, number in stats.items()}
 
-    def _use(self, versions: Versions, weights: Weights) -> None:
+    def _use(self, versions: tuple[int, ...], weights: Weights) -> None:
         """For acting and for the next gradient the same weights and statistics."""
         self._versions = versions
         self._net.trainee.set_weights(weights)
@@ -284,12 +249,7 @@ class A3CWorker(RolloutWorker):
 
 
 class A3C(OnPolicy[A3CConfig]):
-    """The ring, and `step()`, which looks at what has come of it.
-
-    with A3C(A3CConfig(env="CartPole-v1", num_rollout_workers=2, seed=1)) as a3c:
-        while (result := a3c.step()).env_steps < 100_000:
-            print(result.env_steps, result.episode_return_mean)
-    """
+    """The ring, and `step()`, which looks at what has come of it."""
 
     name = "a3c"
     config_class: type[A3CConfig] = A3CConfig

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 from pydantic import Field
 
-from rlplat.rl.algorithm_config import OnPolicyConfig
+from rlplat.rl.algorithm_config import RMSPropConfig
 from rlplat.rl.interfaces import Result, UpdateReport
 from rlplat.rl.learning.learner import OnPolicyLearner
 from rlplat.rl.learning.queue_ring import QueueRing
@@ -52,7 +52,7 @@ from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.schedules import ClipRange, EntropyCoef
 from rlplat.rl.torch.on_policy import ActorCriticNet
 from rlplat.rl.unused_settings import Unused
-from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm, Share
+from rlplat.section import Count, CountOrZero, Norm, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from rlplat.rl.torch.on_policy import Unroll
 
 
-class ImpalaConfig(OnPolicyConfig):
+class ImpalaConfig(RMSPropConfig):
     """IMPALA's settings. Rollout length, discount, value and entropy coefficient are the paper's for Atari; the rest
     suits small environments. For Atari: configs/impala/Pong-published.yaml."""
 
@@ -72,7 +72,6 @@ class ImpalaConfig(OnPolicyConfig):
         "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
         "learner.num_learners": Unused("there is one learner", is_error=True),
     }
-    fixed_on_resume = (*OnPolicyConfig.fixed_on_resume, "optimizer")
 
     num_rollout_workers: int = Field(default=2, ge=0, le=10_000)
     """Processes that roll out; 0: everything in this process."""
@@ -95,21 +94,10 @@ class ImpalaConfig(OnPolicyConfig):
     """lambda of remark 2: less than 1 trusts the critic more, as in generalised advantage estimation."""
     clip_range: ClipRange | None = None
     """Of the probability ratio, as in PPO (asynchronous PPO); null: the policy gradient of the paper."""
-
-    value_coef: Coefficient = 0.5
-    """Weight of the value loss, which is half the mean squared error."""
     entropy_coef: EntropyCoef = 0.01
     """Weight of the entropy bonus."""
-    max_gradient_norm: Norm | None = 0.5
-    """Gradients are scaled down to this global norm; null: they are not."""
-    optimizer: Literal["adam", "rmsprop"] = "adam"
+    optimizer: Literal["rmsprop", "adam"] = "adam"
     """The paper's is RMSProp."""
-    optimizer_epsilon: Epsilon = 1e-5
-    """Adam's, or RMSProp's."""
-    rmsprop_decay: float = Field(default=0.99, ge=0.0, lt=1.0)
-    """alpha of RMSProp."""
-    epsilon_inside_root: bool = False
-    """RMSProp divides by sqrt(g) + epsilon (PyTorch); true: by sqrt(g + epsilon) (TensorFlow, the paper)."""
 
     if TYPE_CHECKING:
 
@@ -130,9 +118,10 @@ def impala_loss(network: Any, minibatch: Unroll, config: Any) -> tuple[Tensor, d
 
     log_probs, entropies, values, next_values = minibatch.unroll(network)
     host, batch = minibatch.host, minibatch.rollout.batch
+    own = {"values": host(values), "next_values": host(next_values)}
     found = vtrace(
         host(log_probs) - batch.log_probs,
-        **(minibatch.rollout.steps | {"values": host(values), "next_values": host(next_values)}),
+        **(minibatch.rollout.steps | own),
         discount=config.discount,
         rho_bar=config.rho_bar,
         c_bar=config.c_bar,
@@ -157,9 +146,7 @@ def impala_loss(network: Any, minibatch: Unroll, config: Any) -> tuple[Tensor, d
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": entropy,
-        "rho_clipped": (ratios > 1.001 * config.rho_bar)
-        .float()
-        .mean(),  # acting and learning round differently
+        "rho_clipped": (ratios > 1.001 * config.rho_bar).float().mean(),  # they round differently
         "clip_fraction": clip_fraction.mean(),
         "explained_variance": torch.tensor(known, device=loss.device),
     }
@@ -195,8 +182,9 @@ class ImpalaLearner(OnPolicyLearner[ImpalaConfig]):
         """Drop what is too old, train on the rest, publish version + 1."""
         started, config = perf_counter(), self.settings_now()
         ages = [self.version - each.weights_version for each in rollouts]
-        measured = [each for each in rollouts if each.weights_version >= self.first_measured]
-        kept = [each for each in measured if self.version - each.weights_version <= config.max_staleness]
+        raw = [each for each in rollouts if each.weights_version < self.first_measured]
+        oldest = max(self.version - config.max_staleness, self.first_measured)
+        kept = [each for each in rollouts if each.weights_version >= oldest]
         metrics: dict[str, float] = {}
         if kept:
             rollout = self.rollout_of(kept)
@@ -205,23 +193,20 @@ class ImpalaLearner(OnPolicyLearner[ImpalaConfig]):
             metrics = self.means(trained, rollout)
             # What the critic knew of rows that it had not been trained on.
             metrics["learner/explained_variance"] = self.net.read(trained[:1])[0]["explained_variance"]
-        for each in (*kept, *(each for each in rollouts if each.weights_version < self.first_measured)):
+        for each in [rollout.batch, *raw] if kept else raw:
             self._obs_statistics.update(each.flat_obs(), each.flat("valid"))
         trained_s = perf_counter() - started
         self.publish_next()
         env_steps = sum(each.env_steps for each in rollouts)
         self.env_steps += env_steps
-        metrics |= {
-            f"rollout/{name}": float(np.mean([each.timing[name] for each in rollouts]))
-            for name in rollouts[0].timing
-        }
-        sample_s = sum(each.timing["sample_s"] for each in rollouts)
+        timing = {name: [each.timing[name] for each in rollouts] for name in rollouts[0].timing}
+        metrics |= {f"rollout/{name}": float(np.mean(each)) for name, each in timing.items()}
         metrics |= {
             "learner/staleness_mean": float(np.mean(ages)),
             "learner/staleness_max": max(ages),
             "learner/dropped_rollouts": len(rollouts) - len(kept),
             "learner/weights_version": self.version,
-            "time/worker_busy_s": sample_s / max(1, self.config.num_rollout_workers),
+            "time/worker_busy_s": sum(timing["sample_s"]) / max(1, config.num_rollout_workers),
             "time/train_s": trained_s,
             "time/learner_busy_s": perf_counter() - started,
         }
@@ -229,12 +214,7 @@ class ImpalaLearner(OnPolicyLearner[ImpalaConfig]):
 
 
 class Impala(OnPolicy[ImpalaConfig]):
-    """The ring, and `step()`, which keeps it turning.
-
-    with Impala(ImpalaConfig(env="CartPole-v1", seed=1)) as impala:
-        while (result := impala.step()).env_steps < 100_000:
-            print(result.env_steps, result.episode_return_mean)
-    """
+    """The ring, and `step()`, which keeps it turning."""
 
     name = "impala"
     config_class: type[ImpalaConfig] = ImpalaConfig
@@ -246,15 +226,9 @@ class Impala(OnPolicy[ImpalaConfig]):
         """Parameter server, learner, rollout workers; returns when the first weights are published."""
         self.learners = self.start_policies()
         self.workers = self.start_rollout_workers(ImpalaWorker, num_batches=2)
-        self.ring = self.add(
-            QueueRing(
-                self.learners,
-                self.workers,
-                self.tally,
-                batch_size=self.config.rollouts_per_update,
-                in_rounds=self.config.deterministic,
-            )
-        )
+        size, in_rounds = self.config.rollouts_per_update, self.config.deterministic
+        ring = QueueRing(self.learners, self.workers, self.tally, batch_size=size, in_rounds=in_rounds)
+        self.ring = self.add(ring)
         self.learners.wait_until_ready()
 
     def step(self) -> Result:

@@ -216,7 +216,7 @@ class MBPOLearner(SACLearner):
             raise non_finite_error(
                 columns=columns,
                 losses={"model": figures["loss"]},
-                gradients=lambda: ["dynamics model"],
+                gradients=["dynamics model"],
                 place=f"at {self.env_steps} env steps, in the training of the dynamics model",
                 version=self.version,
                 scaling="scale the rewards in the environment",

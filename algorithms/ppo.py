@@ -51,7 +51,7 @@ from rlplat.rl.run.algorithm import OnPolicy
 from rlplat.rl.sampling.returns import explained_variance, gae
 from rlplat.rl.schedules import ClipRange, EntropyCoef
 from rlplat.rl.torch.on_policy import ActorCriticNet
-from rlplat.section import Coefficient, Count, Epsilon, Norm, Share
+from rlplat.section import Count, Epsilon, Norm, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,15 +80,10 @@ class PPOConfig(OnPolicyConfig):
     """epsilon: how far the probability ratio may move from 1 before its gradient is cut."""
     clip_value_loss: bool = False
     """Clip the value's move by `clip_range` as well (c9)."""
-    value_coef: Coefficient = 0.5
-    """Weight of the value loss, which is half the mean squared error, as in CleanRL (c10); Stable-Baselines3's vf_coef
-    weighs all of it."""
     entropy_coef: EntropyCoef = 0.0
     """Weight of the entropy bonus (c10)."""
     normalize_advantages: bool = True
     """Mean 0 and deviation 1 within each minibatch (c7)."""
-    max_gradient_norm: Norm | None = 0.5
-    """Gradients are scaled down to this global norm (c11); null: they are not."""
     adam_epsilon: Epsilon = 1e-5
     """Adam's epsilon (c3; torch's own default is 1e-8)."""
     target_kl: Norm | None = None

@@ -27,7 +27,7 @@ from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE, NOT_NEEDED, VALUES_ELSEWH
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.unused_settings import Unused, refusal
 from rlplat.rl.user_code import located, renamed
-from rlplat.section import Count, CountOrZero, Seconds, Section, Share
+from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm, Seconds, Section, Share
 from rlplat.setting_types import Words
 
 ClassPath = Annotated[
@@ -271,12 +271,33 @@ class AlgorithmConfig(Section):
 class OnPolicyConfig(AlgorithmConfig):
     """Common to algorithms that learn from what their rollout workers have just seen (PPO, A3C, IMPALA)."""
 
+    value_coef: Coefficient = 0.5
+    """Weight of the value loss, which is half the mean squared error, as in CleanRL (Stable-Baselines3's vf_coef weighs
+    all of it: its 0.5 is 1.0 here)."""
+    max_gradient_norm: Norm | None = 0.5
+    """Gradients are scaled down to this global norm; null: they are not."""
     clip_rewards: bool = False
     """Learn from the sign of rewards (Atari); metrics stay raw."""
     normalize_rewards: bool = False
     """Divide rewards by the running deviation of the discounted return, clip to +-10."""
     normalize_observations: bool = False
     """Subtract the running mean, divide by the running deviation, clip to +-10; of an image, each pixel's."""
+
+
+class RMSPropConfig(OnPolicyConfig):
+    """Of algorithms with RMSProp or Adam (A3C, IMPALA)."""
+
+    fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer")
+
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    """RMSProp, as in the papers, or Adam."""
+    optimizer_epsilon: Epsilon = 1e-5
+    """RMSProp's, or Adam's."""
+    rmsprop_decay: float = Field(default=0.99, ge=0.0, lt=1.0)
+    """alpha of RMSProp."""
+    epsilon_inside_root: bool = False
+    """RMSProp divides by sqrt(g) + epsilon (PyTorch; what Stable-Baselines3's A2C values were tuned with); true: by
+    sqrt(g + epsilon) (the papers, TensorFlow), where 1e-5 is a floor of 3e-3 under small gradients (docs/a3c.md)."""
 
 
 Config = TypeVar("Config", bound=AlgorithmConfig)

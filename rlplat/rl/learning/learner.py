@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -27,6 +27,9 @@ from rlplat.rl.seeding import seed_process, seed_sequences
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
+
+
+SCALING = "scale rewards (normalize_rewards)"
 
 
 class Learner(Saved, Generic[Config]):
@@ -85,18 +88,12 @@ class Learner(Saved, Generic[Config]):
         self,
         losses: Mapping[str, float],
         columns: Mapping[str, Obs],
-        scaling: str = "scale rewards (normalize_rewards)",
+        scaling: str = SCALING,
     ) -> NonFiniteError:
         """Where NaN or infinity is in a minibatch; losses: its terms; columns: what they were computed from; scaling:
         what makes such numbers smaller."""
-        return non_finite_error(
-            columns=columns,
-            losses=losses,
-            gradients=self.trainee.non_finite_gradients,
-            place=f"at {self.env_steps} env steps",
-            version=self.version,
-            scaling=scaling,
-        )
+        bad, place = self.trainee.non_finite_gradients(), f"at {self.env_steps} env steps"
+        return non_finite_error(columns, losses, bad, place=place, version=self.version, scaling=scaling)
 
     def publish(self) -> None:
         """Returns when the parameter server has the weights."""
@@ -235,13 +232,13 @@ class OnPolicyLearner(Learner[Rolling]):
 
 
 def non_finite_error(
-    *,
     columns: Mapping[str, Obs],
     losses: Mapping[str, float],
-    gradients: Callable[[], list[str]],
+    gradients: Sequence[str],
+    *,
     place: str,
     version: int,
-    scaling: str,
+    scaling: str = SCALING,
 ) -> NonFiniteError:
     """columns: what the loss was computed from; losses: its terms; gradients: names of those that are not finite;
     place: of the minibatch, for the user; version: of the weights; scaling: what makes such numbers smaller."""
@@ -257,7 +254,7 @@ def non_finite_error(
     elif terms:
         where = f"loss terms {terms}"
     else:
-        where = f"gradients {gradients()}"
+        where = f"gradients {gradients}"
     return NonFiniteError(
         f"NaN or infinity in the {where} {place}; weights of version {version} are unharmed. Lower learning_rate, "
         f"{scaling}, or omit such minibatches: --set non_finite=skip"

@@ -193,20 +193,20 @@ class A3CSettings(CommonSettings, total=False):
     policy: PolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    value_coef: float
+    max_gradient_norm: float | None
     clip_rewards: bool
     normalize_rewards: bool
     normalize_observations: bool
+    optimizer: Literal["rmsprop", "adam"]
+    optimizer_epsilon: float
+    rmsprop_decay: float
+    epsilon_inside_root: bool
     rollout_length: int
     gae_lambda: float
     num_parameter_servers: int
     max_staleness: int
     updates_per_report: int
-    optimizer: Literal["rmsprop", "adam"]
-    rmsprop_decay: float
-    optimizer_epsilon: float
-    epsilon_inside_root: bool
-    max_gradient_norm: float | None
-    value_coef: float
     entropy_coef: ScheduleSetting
     normalize_advantages: bool
 
@@ -334,9 +334,15 @@ class ImpalaSettings(CommonSettings, total=False):
     policy: PolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    value_coef: float
+    max_gradient_norm: float | None
     clip_rewards: bool
     normalize_rewards: bool
     normalize_observations: bool
+    optimizer: Literal["rmsprop", "adam"]
+    optimizer_epsilon: float
+    rmsprop_decay: float
+    epsilon_inside_root: bool
     rollout_length: int
     rollouts_per_update: int
     num_epochs: int
@@ -346,13 +352,7 @@ class ImpalaSettings(CommonSettings, total=False):
     c_bar: float
     trace_lambda: float
     clip_range: ScheduleSetting | None
-    value_coef: float
     entropy_coef: ScheduleSetting
-    max_gradient_norm: float | None
-    optimizer: Literal["adam", "rmsprop"]
-    optimizer_epsilon: float
-    rmsprop_decay: float
-    epsilon_inside_root: bool
 
 
 class MBPOSettings(CommonSettings, total=False):
@@ -386,6 +386,8 @@ class PPOSettings(CommonSettings, total=False):
     policy: PolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    value_coef: float
+    max_gradient_norm: float | None
     clip_rewards: bool
     normalize_rewards: bool
     normalize_observations: bool
@@ -395,10 +397,8 @@ class PPOSettings(CommonSettings, total=False):
     gae_lambda: float
     clip_range: ScheduleSetting
     clip_value_loss: bool
-    value_coef: float
     entropy_coef: ScheduleSetting
     normalize_advantages: bool
-    max_gradient_norm: float | None
     adam_epsilon: float
     target_kl: float | None
     overlap_sampling: Literal["auto"] | bool
@@ -451,20 +451,20 @@ class TD3Settings(CommonSettings, total=False):
 class AnySettings(CommonSettings, total=False):
     policy: AnyPolicySettings | PolicyConfig
     evaluation: QEvaluationSettings | EvaluationConfig
+    value_coef: float
+    max_gradient_norm: float | None
     clip_rewards: bool
     normalize_rewards: bool
     normalize_observations: bool
+    optimizer: Literal["rmsprop", "adam"] | Literal["adam", "sgd"]
+    optimizer_epsilon: float
+    rmsprop_decay: float
+    epsilon_inside_root: bool
     rollout_length: int
     gae_lambda: float
     num_parameter_servers: int
     max_staleness: int
     updates_per_report: int
-    optimizer: Literal["rmsprop", "adam"] | Literal["adam", "sgd"] | Literal["adam", "rmsprop"]
-    rmsprop_decay: float
-    optimizer_epsilon: float
-    epsilon_inside_root: bool
-    max_gradient_norm: float | None
-    value_coef: float
     entropy_coef: ScheduleSetting | Literal["auto"] | float
     normalize_advantages: bool
     num_simulations: int
