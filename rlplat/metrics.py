@@ -11,12 +11,13 @@ it dropped is counted, and it is tried again with the next record.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -112,8 +113,7 @@ class CsvWriter:
         self._path = path
         self._columns: list[str] = []
         if path.exists():
-            with open(path, newline="", encoding="utf-8") as file:
-                self._columns = next(csv.reader(file), [])
+            self._columns = next(_csv_rows(path), [])
         self._file = Appender(path)
 
     def write(self, record: Record) -> None:
@@ -125,8 +125,7 @@ class CsvWriter:
     def _widen(self, columns: list[str]) -> None:
         rows: list[list[str]] = []
         if self._columns:
-            with open(self._path, newline="", encoding="utf-8") as file:
-                rows = list(csv.reader(file))[1:]
+            rows = list(_csv_rows(self._path))[1:]
         missing = [""] * (len(columns) - len(self._columns))
         replace_file(
             self._path, "".join(_csv_line(row) for row in [columns, *([*row, *missing] for row in rows)])
@@ -137,6 +136,12 @@ class CsvWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _csv_rows(path: Path) -> Iterator[list[str]]:
+    """Of a damaged table those that can be read."""
+    with contextlib.suppress(csv.Error), open(path, newline="", encoding="utf-8", errors="replace") as file:
+        yield from csv.reader(file)
 
 
 def _csv_field(value: Any) -> str:

@@ -152,7 +152,10 @@ def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None
 def _best_file(analysis: Analysis, best: Trial) -> str:
     """Where else it is, unless a running trial is better than all that have ended."""
     path = (analysis.directory or Path()) / "best.yaml"
-    is_there = path.exists() and f": {best.number}," in path.read_text(encoding="utf-8").partition("\n")[0]
+    is_there = (
+        path.exists()
+        and f": {best.number}," in path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    )
     return f", also in {path}" if is_there else ""
 
 

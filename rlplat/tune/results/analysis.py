@@ -194,12 +194,16 @@ def load(directory: str | Path) -> Analysis:
     if not (path / "experiment.yaml").exists():
         raise ConfigError(f"there is no experiment in {path}: it has no experiment.yaml")
     settings = load_yaml(path / "experiment.yaml").values
+    modes, metrics = _listed(settings.get("mode")), _listed(settings.get("metric"))
+    is_whole = modes and all(mode in ("min", "max") for mode in modes)
+    if not is_whole or not all(isinstance(metric, str) for metric in metrics):
+        raise ConfigError(f"{path / 'experiment.yaml'} is damaged: it has metric {metrics} with mode {modes}")
     name = str(settings.get("name") or path.name)
     storage = settings.get("storage") or str(path / "study.journal")
     return Analysis(
         lambda: Study.read(storage, name),
-        _listed(settings.get("metric")),
-        _listed(settings.get("mode")),
+        metrics,
+        modes,
         path,
         name,
     )

@@ -12,6 +12,7 @@ import pytest
 
 import rlplat
 from rlplat import tune
+from rlplat.cli import main
 from rlplat.errors import ConfigError
 
 Damage = Callable[[list[bytes]], list[bytes]]
@@ -100,6 +101,23 @@ def test_what_is_no_file_is_named(place: Path) -> None:
     for look in (lambda: resumed(place), lambda: tune.load(place).trials):
         with pytest.raises(ConfigError, match=r"study\.journal is not a file"):
             look()
+
+
+@pytest.mark.parametrize("text", ["", "metric: 3\nmode: max\n", "metric: x\nmode: [{}]\n"])
+def test_settings_that_are_none_are_named(place: Path, text: str) -> None:
+    (place / "experiment.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"experiment\.yaml is damaged: it has metric .* with mode"):
+        tune.load(place)
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\x00" * 99, b"a,b\n" + b'"' * 200_000, b""])
+def test_what_follows_from_the_study_is_made_anew(place: Path, damage: bytes) -> None:
+    whole = (place / "results.csv").read_bytes()
+    for name in ("results.csv", "best.yaml"):
+        (place / name).write_bytes(damage)
+    assert main(["tune", "show", str(place), "--json"]) == 0
+    assert len(resumed(place).trials) == 3
+    assert (place / "results.csv").read_bytes() == whole
 
 
 def test_a_last_line_that_was_cut_is_said_and_continued(
