@@ -47,6 +47,11 @@ def _name_of(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
+def in_url(host: str, port: int) -> str:
+    """`[::1]:8000` for ::1."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
     """A socket that listens at an address, port 0 for any that is free; UsageError where it cannot be had."""
     if not 0 <= port <= 65535:
@@ -56,7 +61,9 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, OverflowError) as error:
-        raise UsageError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', error)}") from None
+        raise UsageError(
+            f"cannot listen on {in_url(host, port)}: {getattr(error, 'strerror', error)}"
+        ) from None
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,7 +75,9 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
             raise UsageError(
                 f"port {port} of {host} is in use; take another one with --port (0: any that is free)"
             ) from None
-        raise UsageError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', error)}") from None
+        raise UsageError(
+            f"cannot listen on {in_url(host, port)}: {getattr(error, 'strerror', error)}"
+        ) from None
     return listening
 
 

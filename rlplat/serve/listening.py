@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from rlplat.errors import UsageError
-from rlplat.listening import is_loopback, listen
+from rlplat.listening import in_url, is_loopback, listen
 
 BACKLOG = 4096
 PREFIX = "rlplat-serve-"
@@ -56,7 +56,7 @@ class ListeningSocket:
     @property
     def url(self) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return f"http://{in_url(host, self.port)}"
 
     def close(self) -> None:
         """Once: the numbers of its descriptors may be others' by the second call."""

@@ -7,7 +7,7 @@ import sys
 
 from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError, MissingExtra, UsageError
-from rlplat.listening import is_loopback, listen, read_token
+from rlplat.listening import in_url, is_loopback, listen, read_token
 
 _HELP = """\
 Show runs, experiments, the running cluster and servers in a browser. It only reads, and nothing on the page comes
@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
     secret = "/?token=..." if token else ""
     try:
         print(
-            f"the dashboard of {options.directory} is at http://{options.host}:{port}{secret}; Ctrl-C ends it",
+            f"the dashboard of {options.directory} is at http://{in_url(options.host, port)}{secret}; Ctrl-C ends it",
             file=sys.stderr,
         )
         servers = Servers(os.environ.get("RLPLAT_SERVE_TOKEN", ""))

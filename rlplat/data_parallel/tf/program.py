@@ -20,6 +20,7 @@ from rlplat.data_parallel.rank import RankProgram, RankSettings, Reporting
 from rlplat.data_parallel.tf.context import TFContext
 from rlplat.data_parallel.tf.training import KerasTraining
 from rlplat.errors import ConfigError
+from rlplat.listening import in_url
 
 _LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError)
 """Of a collective call in which another rank does not take part; others are known by their text."""
@@ -119,5 +120,5 @@ class TFProgram(RankProgram):
 
 def tf_config(doors: Sequence[tuple[str, int]], rank: int) -> str:
     """The value of TF_CONFIG for a rank. doors: (host, port) of all."""
-    workers = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in doors]
+    workers = [in_url(host, port) for host, port in doors]
     return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import ConfigError, EnvError, MissingExtra
-from rlplat.listening import foreign_request, is_loopback
+from rlplat.listening import foreign_request, in_url, is_loopback
 from rlplat.rl.envs.external import frames
 from rlplat.rl.envs.external.frames import BadFrame, Join, Leaves
 
@@ -90,7 +90,7 @@ class SimulatorListener:
                 f"nothing can listen at {listen}: {error.strerror}; where another training, a second rollout worker "
                 "or an evaluation listens there: take another port, num_rollout_workers 0 or 1, evaluation.episodes 0"
             ) from None
-        self.address = f"ws://{host}:{self._server.socket.getsockname()[1]}"
+        self.address = f"ws://{in_url(host, self._server.socket.getsockname()[1])}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="simulators", daemon=True)
         self._thread.start()
         log.info("listening at %s for simulators with %d environments", self.address, len(seeds))
