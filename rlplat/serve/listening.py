@@ -17,6 +17,7 @@ import socket
 import stat
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -102,40 +103,39 @@ def sweep(parent: Path) -> None:
         with contextlib.suppress(
             OSError
         ):  # of another user, or gone meanwhile, or one that lives: BlockingIOError
-            descriptor = os.open(folder / "life", os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _own(folder) as opened, _open_at(opened, "life") as life:
+                fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
 
 
 def running_servers() -> dict[str, int]:
-    """Address -> process id of the servers of this user on this machine.
-
-    Folders are in a shared temporary directory: only one that belongs to this user and is closed to others is
-    believed, and no link in it is followed.
-    """
+    """Address -> process id of the servers of this user on this machine."""
     found = {}
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(
-            OSError, ValueError, KeyError
-        ):  # of another user, or it begins or ends just now
-            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                status = os.fstat(opened)
-                if status.st_uid != os.getuid() or status.st_mode & 0o077:
-                    continue
-                with _open_at(opened, "life") as life:
-                    try:
-                        fcntl.flock(life, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    except BlockingIOError:  # it lives
-                        with _open_at(opened, "server.json") as file:
-                            said = json.loads(file.read(10_000))
-                        found[str(said["url"])] = int(said["pid"])
-            finally:
-                os.close(opened)
+        # Of another user, or it begins or ends just now.
+        with contextlib.suppress(OSError, ValueError, KeyError), _own(folder) as opened:
+            with _open_at(opened, "life") as life:
+                try:
+                    fcntl.flock(life, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:  # it lives
+                    with _open_at(opened, "server.json") as file:
+                        said = json.loads(file.read(10_000))
+                    found[str(said["url"])] = int(said["pid"])
     return found
+
+
+@contextlib.contextmanager
+def _own(folder: Path) -> Iterator[int]:
+    """A descriptor of it. Folders are in a shared temporary directory: only one that belongs to this user and is closed
+    to others is believed, and no link is followed; OSError for others."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(opened)
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise PermissionError(f"{folder} is another user's, or open to others")
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def _open_at(folder: int, name: str) -> IO[bytes]:

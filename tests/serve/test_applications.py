@@ -116,8 +116,13 @@ def test_the_folder_of_a_killed_server_is_swept_and_that_of_a_living_one_stays(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     killed = tmp_path / f"{PREFIX}killed"
-    killed.mkdir()
+    killed.mkdir(mode=0o700)
     (killed / "life").touch()  # the lock ended with its process
+    open_to_all, link, private = tmp_path / f"{PREFIX}open", tmp_path / f"{PREFIX}link", tmp_path / "private"
+    for folder, mode in ((open_to_all, 0o755), (private, 0o700)):
+        folder.mkdir(mode=mode)
+        (folder / "life").touch()
+    link.symlink_to(private)
     (killed / "door").touch()
     half_made = tmp_path / f"{PREFIX}new"
     half_made.mkdir()
@@ -127,7 +132,7 @@ def test_the_folder_of_a_killed_server_is_swept_and_that_of_a_living_one_stays(
     assert os.path.exists(one.door) and os.path.exists(two.door)
     one.close()
     two.close()
-    assert list(tmp_path.iterdir()) == [half_made]
+    assert set(tmp_path.iterdir()) == {half_made, open_to_all, private, link} and (private / "life").exists()
 
 
 def test_a_stream_of_a_method_that_does_not_yield_says_so_and_leaves_nothing_behind() -> None:
