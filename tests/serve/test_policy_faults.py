@@ -7,9 +7,11 @@ import inspect
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ pytest.importorskip("uvicorn")
 
 import rlplat
 from rlplat.errors import ActorDied
+from rlplat.serve.policies import serving
 from rlplat.serve.policies.acting import ServedPolicy
 from rlplat.serve.policies.bodies import Rows
 from rlplat.serve.policies.engine import Acted
@@ -223,3 +226,21 @@ def test_weights_are_followed_and_what_cannot_be_used_changes_nothing(runs: Path
         shutil.rmtree(runs / "demo" / "checkpoints")
         follower.look()
         assert "the weights stay as they are" in said[-1] and act(running, {"obs": OBS})[0] == 200
+
+
+def test_a_look_that_fails_is_not_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running, looks = SimpleNamespace(is_stopped=threading.Event()), []
+
+    def look() -> None:
+        looks.append(len(looks))
+        if len(looks) == 3:
+            running.is_stopped.set()
+        raise ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr(serving, "FOLLOW_PERIOD_S", 0.001)
+    follower: Any = Follower(running, "demo", SimpleNamespace(directory=tmp_path), "latest", "", print)  # type: ignore[arg-type]
+    follower.look = look
+    follower._run()
+    assert looks == [0, 1, 2] and "on closed file" in capsys.readouterr().err

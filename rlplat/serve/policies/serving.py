@@ -10,6 +10,7 @@ from typing import Any
 
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
 from rlplat.given.say import say as line_on_stderr
+from rlplat.given.say import say_traceback
 from rlplat.paths import user_path
 from rlplat.rl.run.trained_agent import load
 from rlplat.serve.deployments import Application, deployment
@@ -111,7 +112,10 @@ class Follower:
 
     def _run(self) -> None:
         while not self._running.is_stopped.wait(FOLLOW_PERIOD_S):
-            self.look()
+            try:
+                self.look()
+            except Exception:  # of `say`, too; the next look may be luckier
+                say_traceback()
 
     def look(self) -> None:
         """Once; what cannot be used is said once, and the weights that are served stay."""
