@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied
+from rlplat.errors import ActorDied, TaskCancelled
 
 
 class Meeting:
@@ -179,8 +179,14 @@ def test_exceptions_of_coroutines_reach_the_caller_with_their_class(cluster: Non
         rlplat.get(actor.fail.remote(), timeout=60)
     with pytest.raises(ValueError, match="sync"):
         rlplat.get(actor.sync_fail.remote(), timeout=60)
-    with pytest.raises(Exception, match="CancelledError"):
+    with pytest.raises(TaskCancelled, match=r"give_up.*raised CancelledError"):
         rlplat.get(actor.give_up.remote(), timeout=60)
+
+    async def awaiting() -> None:
+        await actor.give_up.remote()
+
+    with pytest.raises(TaskCancelled):  # asyncio's own would cancel who awaits it
+        asyncio.run(awaiting())
     assert rlplat.get(actor.fine.remote(), timeout=60) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -50,6 +51,22 @@ def test_an_exception_with_a_large_attribute_is_caught_by_its_class(backend: str
     with pytest.raises(Diverged) as caught:
         rlplat.get(train.remote())
     assert caught.value.weights == b"x" * 200_000
+
+
+def test_an_attribute_error_leaves_its_object_behind(backend: str) -> None:
+    """A mistake in an actor (`self.foo`) sent the whole actor, or arrived without its class where that has a lock."""
+
+    class Locked:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def mistake(self) -> None:
+            self.look
+
+    with pytest.raises(AttributeError, match="no attribute 'look'") as caught:
+        rlplat.get(rlplat.remote(Locked).remote().mistake.remote(), timeout=60)
+    assert caught.value.name == "look"
+    assert isinstance(caught.value.cause, AttributeError)  # type: ignore[attr-defined]
 
 
 def test_a_sibling_class_does_not_catch(backend: str) -> None:

@@ -482,8 +482,56 @@ def test_a_dynamic_generator_that_fails_has_the_error_last(backend: str) -> None
 def test_a_generator_with_a_number_of_returns_fills_that_many(backend: str) -> None:
     static = rlplat.remote(num_returns=3)(numbers)
     assert rlplat.get(static.remote(3), timeout=60) == [0, 1, 2]
-    with pytest.raises(ValueError, match="num_returns=3 but returned 4 values"):
-        rlplat.get(static.remote(4), timeout=60)
+    for ref in static.remote(4):
+        with pytest.raises(ValueError, match="num_returns=3 but yielded more than 3 values"):
+            rlplat.get(ref, timeout=60)
+    *made, missing = static.remote(2)
+    assert rlplat.get(made, timeout=60) == [0, 1]
+    with pytest.raises(ValueError, match="num_returns=3 but yielded 2 values"):
+        rlplat.get(missing, timeout=60)
+    for ref in static.remote(0):
+        with pytest.raises(ValueError, match="num_returns=3 but yielded 0 values"):
+            rlplat.get(ref, timeout=60)
+
+
+def test_a_generator_with_one_return_gives_its_only_value(backend: str) -> None:
+    class Numbers:
+        def numbers(self, n: int) -> Iterator[int]:
+            yield from range(n)
+
+    method = rlplat.remote(Numbers).remote().numbers
+    for one in (rlplat.remote(num_returns=1)(numbers), method.options(num_returns=1)):
+        assert rlplat.get(one.remote(1), timeout=60) == 0
+        for n, made in ((0, "yielded 0 values"), (2, "yielded more than 1 values")):
+            with pytest.raises(ValueError, match=f"num_returns=1 but {made}"):
+                rlplat.get(one.remote(n), timeout=60)
+
+
+@pytest.mark.parametrize("max_concurrency", [1, 2])
+def test_a_cancelled_generator_of_a_sync_actor_ends_at_its_next_value(
+    cluster: None, tmp_path: Path, max_concurrency: int
+) -> None:
+    class Endless:
+        def values(self) -> Iterator[int]:
+            try:
+                for i in itertools.count():
+                    yield i
+                    time.sleep(0.01)
+            finally:
+                (tmp_path / "closed").touch()
+
+        def ping(self) -> int:
+            return 1
+
+    actor = rlplat.remote(max_concurrency=max_concurrency)(Endless).remote()
+    stream = actor.values.options(generator_backpressure=0).remote()
+    assert rlplat.get(next(stream), timeout=60) == 0
+    rlplat.cancel(stream)
+    *_, last = stream
+    with pytest.raises(TaskCancelled, match=r"Endless\.values was cancelled"):
+        rlplat.get(last, timeout=60)
+    assert rlplat.get(actor.ping.remote(), timeout=60) == 1
+    assert (tmp_path / "closed").exists()
 
 
 def test_objects_of_a_stream_are_freed(cluster: None) -> None:

@@ -442,17 +442,21 @@ class Actors:
         if type(record.message) is messages.CreateActor and values[0].error is not None:
             error = values[0].error
             # No restart: what the constructor raised once it would raise again.
-            text = f"actor {record.name} could not be created: {error.message}"
-            gone = ErrorInfo("ActorDied", text, error.exception)
-            self._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
             del actor.in_flight[record.id]
-            self._on_gone(record.target, gone, was_made=False)
-            return (Value(error=gone),)
+            return (Value(error=self._not_made(record, error)),)
         if actor.queue:
             self._send(actor, actor.replied(record.id))
         else:
             actor.in_flight.pop(record.id, None)
         return values
+
+    def _not_made(self, record: TaskRecord, error: ErrorInfo) -> ErrorInfo:
+        """Its constructor raised, or an argument of it failed: the error of every call."""
+        text = f"actor {record.name} could not be created: {error.message}"
+        gone = ErrorInfo("ActorDied", text, error.exception)
+        self._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
+        self._on_gone(record.target, gone, was_made=False)
+        return gone
 
     def again(self, record: TaskRecord) -> None:
         actor = self.books[record.target]
@@ -476,8 +480,7 @@ class Actors:
 
     def fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
         if type(record.message) is messages.CreateActor:
-            self._transport.post(NODE, messages.EndActor(record.target, "an argument of its failed", True))
-            self._on_gone(record.target, error)
+            self._not_made(record, error)
         else:
             self._calls.fail(record, error)
             self._advance(record.target)

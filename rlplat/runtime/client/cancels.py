@@ -3,8 +3,8 @@
 Rules
 1. A call that was not sent yet is taken out of its queue, and fails there and then.
 2. One that was sent: its worker is asked. It drops a queued one, interrupts a running task (KeyboardInterrupt in its
-   main thread), cancels a coroutine; a running sync call of an actor goes on. Whatever comes first counts, so a result
-   that is under way stands.
+   main thread), cancels a coroutine; a running sync call of an actor goes on, its generator to the next value. Whatever
+   comes first counts, so a result that is under way stands.
 3. A task that has not ended `CANCEL_GRACE_S` later, or at once with `force`: its worker is killed. From then on it gets
    no other, whether this one still finishes or not; those that were queued there run elsewhere and are not charged.
    The calls of an actor are not worth its life, but at a deadline.

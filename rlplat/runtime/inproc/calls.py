@@ -105,10 +105,7 @@ class Call:
 
     def outcomes(self, value: Any) -> list[Outcome]:
         """What it returned, as it would arrive."""
-        if self.num_returns == 1:
-            parts = [value]
-        else:
-            parts = codec.split_returns(value, self.num_returns, self.what)
+        parts = codec.split_returns(value, self.num_returns, self.what)
         if type(parts[-1]) is codec.Raised and self.retry_exceptions:
             raise parts[-1].error
         return [

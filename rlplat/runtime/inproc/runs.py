@@ -112,6 +112,9 @@ class Runs:
         for ref in call.deps:
             outcome = self._objects.outcome(ref)
             if isinstance(outcome, ErrorInfo):
+                actor = call.actor
+                if actor is not None and call is actor.make:
+                    return _not_made(actor.class_name, outcome)
                 return outcome
         return None
 
@@ -126,8 +129,7 @@ class Runs:
         info = describe_error(error, call.what)
         actor = call.actor
         if actor is not None and call is actor.make:
-            text = f"actor {actor.class_name} could not be created: {info.message}"
-            info = ErrorInfo("ActorDied", text, info.exception)
+            info = _not_made(actor.class_name, info)
             self._end_actor(actor, info)
         self._fill(call, [info] * len(call.out))
 
@@ -243,6 +245,12 @@ def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) ->
     """From any thread; a loop that has ended needs no news."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(callback)
+
+
+def _not_made(class_name: str, error: ErrorInfo) -> ErrorInfo:
+    return ErrorInfo(
+        "ActorDied", f"actor {class_name} could not be created: {error.message}", error.exception
+    )
 
 
 def _exited(actor: LocalActor, where: str = "") -> ErrorInfo:

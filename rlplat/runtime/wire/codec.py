@@ -11,13 +11,14 @@ import hashlib
 import importlib
 import inspect
 import io
+import itertools
 import pickle
 import struct
 import sys
 import threading
 import warnings
 from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -360,21 +361,33 @@ class Raised:
 
 
 def split_returns(value: Any, num_returns: int, what: str) -> list[Any]:
-    """The values of a call with `num_returns` > 1. A generator that raises keeps those that it has made: the error
-    (`Raised`) is the rest."""
-    if inspect.isgenerator(value):
-        made: list[Any] = []
-        try:
-            made.extend(value)
-        except Exception as error:
-            if not made or len(made) >= num_returns:
-                raise
-            made += [Raised(error)] * (num_returns - len(made))
-        value = made
-    if not isinstance(value, (tuple, list)) or len(value) != num_returns:
-        got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
-        raise ValueError(f"{what} has num_returns={num_returns} but returned {got}")
-    return list(value)
+    """The values of a call, as Python unpacks them into so many names. A generator's are those that it yields: one that
+    raises, or ends too early, keeps those that it has made, and the error (`Raised`) is the rest."""
+    is_generator = inspect.isgenerator(value)
+    if num_returns == 1 and not is_generator:
+        return [value]
+    what = f"{what} has num_returns={num_returns} but"
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{what} returned one {type(value).__name__}")
+    made: list[Any] = []
+    try:
+        made.extend(itertools.islice(value, num_returns + 1))
+    except Exception as raised:
+        if not 0 < len(made) < num_returns:
+            raise
+        return made + [Raised(raised)] * (num_returns - len(made))
+    if len(made) == num_returns:
+        return made
+    if not is_generator:
+        raise ValueError(
+            f"{what} returned {len(value) if isinstance(value, Sized) else 'not so many'} values"
+        )
+    error = ValueError(
+        f"{what} yielded {f'more than {num_returns}' if len(made) > num_returns else len(made)} values"
+    )
+    if not 0 < len(made) < num_returns:
+        raise error
+    return made + [Raised(error)] * (num_returns - len(made))
 
 
 @dataclass(eq=False)

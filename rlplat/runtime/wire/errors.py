@@ -40,6 +40,9 @@ def describe_error(error: BaseException, where: str, dumps: Callable[[Any], byte
     exception = _pickled_exception(own, dumps)
     note = "" if exception else " (which cannot be pickled, or is too large: it arrives as TaskError only)"
     message = f"{where} raised {type(own).__name__}{note}\n{text.rstrip()}"
+    if type(own).__name__ == "CancelledError" and not isinstance(own, Exception):
+        # asyncio's own: a coroutine that awaits this call would pass for cancelled itself.
+        return ErrorInfo("TaskCancelled", _shortened(message))
     return ErrorInfo("TaskError", _shortened(message), exception, class_names(type(own)))
 
 

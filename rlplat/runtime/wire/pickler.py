@@ -92,8 +92,10 @@ def _state_of(error: BaseException, state: Any) -> tuple[Any, dict[str, Any]]:
     for base in type(error).__mro__:
         if not base.__flags__ & _HEAP_TYPE:
             names += [
-                name for name, field in vars(base).items() if isinstance(field, _FIELDS) and name[0] != "_"
-            ]
+                name
+                for name, field in vars(base).items()
+                if isinstance(field, _FIELDS) and name[0] != "_" and name != "obj"
+            ]  # (`AttributeError.obj` is the object asked, a whole actor for one: Python leaves it behind too)
     return state, {name: getattr(error, name) for name in names if name != "args" and hasattr(error, name)}
 
 

@@ -128,8 +128,7 @@ class Actor:
                 args, kwargs = self.arguments.open(owner, message)
                 result = getattr(self.instance, message.name)(*args, **kwargs)
                 del args, kwargs
-                n = message.num_returns
-                parts = [result] if n == 1 else codec.split_returns(result, n, what)
+                parts = codec.split_returns(result, message.num_returns, what)
                 if type(parts[-1]) is codec.Raised:  # such a reply is one thing, to be repeated as it was
                     raise parts[-1].error
                 packed = [codec.pack(part, f"the result of {what}") for part in parts]

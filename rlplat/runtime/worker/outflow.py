@@ -32,8 +32,8 @@ class Outflow:
         self._num_made = 0
         self._sent_at = 0.0
         self.num_taken = message.have
-        self.is_closed = False
-        """Nobody reads it any more."""
+        self.is_closed = self.is_cancelled = False
+        """Nobody reads it any more; it was cancelled."""
         self.wake: Callable[[Any], None] = lambda _: None
 
     def may_go_on(self) -> bool:
@@ -73,8 +73,8 @@ class Outflows:
     def __init__(self, link: Link, objects: Objects, replies: Replies) -> None:
         self._link, self._objects, self._replies = link, objects, replies
         self._flows: dict[Key, Outflow] = {}
-        self._stopped_early: dict[Key, None] = {}
-        """Calls whose generator nobody reads, and which have not come to it: see `stop_early`."""
+        self._stopped_early: dict[Key, bool] = {}
+        """Calls whose generator nobody reads (or, True, was cancelled), and which have not come to it."""
         link.on(messages.ItemsTaken, self._on_items_taken)
 
     def open(self, owner: str, message: messages.RunFull, what: str) -> Outflow:
@@ -83,7 +83,7 @@ class Outflows:
         with self._link.lock:
             # Nobody reads it: its owner said so, or died, while the call waited here.
             flow.is_closed = key in self._stopped_early or owner in self._objects.dead
-            self._stopped_early.pop(key, None)
+            flow.is_cancelled = self._stopped_early.pop(key, False)
             self._flows[key] = flow
         return flow
 
@@ -91,19 +91,19 @@ class Outflows:
         with self._link.lock:
             del self._flows[(owner, task)]
 
-    def stop(self, key: Key) -> bool:
-        """Nobody reads it any more (lock held). False: there is none."""
+    def stop(self, key: Key, is_cancelled: bool = False) -> bool:
+        """Nobody reads it any more, or it is cancelled: it ends at its next value (lock held). False: there is none."""
         flow = self._flows.get(key)
         if flow is None:
             return False
-        flow.is_closed = True
+        flow.is_closed, flow.is_cancelled = True, is_cancelled
         flow.wake(None)
         return True
 
-    def stop_early(self, key: Key) -> None:
+    def stop_early(self, key: Key, is_cancelled: bool = False) -> None:
         """The same for a call that waits for its thread, opens its arguments or makes its generator (lock held). It
         may have ended just now as well: then it stays here until there are too many."""
-        self._stopped_early[key] = None
+        self._stopped_early[key] = is_cancelled
         if len(self._stopped_early) > _KEPT_STOPS:
             del self._stopped_early[next(iter(self._stopped_early))]
 
@@ -137,7 +137,11 @@ class Outflows:
             self.close(owner, message.task)
             close_quietly(iterator)
         crash_point("after_last_value_before_end_of_stream")
-        self._replies.result(owner, message.task, what, 1, None)
+        if flow.is_cancelled:
+            with self._link.lock:
+                self._replies.cancelled((owner, message.task), what=what)
+        else:
+            self._replies.result(owner, message.task, what, 1, None)
 
 
 def iterator_of(values: Any, what: str) -> Any:

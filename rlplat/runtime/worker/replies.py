@@ -35,7 +35,7 @@ class Replies:
             with self._lock:
                 self._transport.post_result(owner, task, data)
             return
-        parts = [result] if num_returns == 1 else codec.split_returns(result, num_returns, what)
+        parts = codec.split_returns(result, num_returns, what)
         made = [part for part in parts if type(part) is not codec.Raised]
         packed = [codec.pack(part, f"the result of {what}") for part in made]
         failed: list[Value] = []

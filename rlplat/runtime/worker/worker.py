@@ -305,9 +305,13 @@ class Worker(Client):
         if len(self._cancelled) > _KEPT_CANCELS:
             del self._cancelled[next(iter(self._cancelled))]
         runner = self.executor.runner
+        if self._is_actor and (runner is None or runner.loop_thread is None):
+            # A running sync call of an actor goes on, a generator to its next value.
+            if not self._flows.stop(key, is_cancelled=True):
+                self._flows.stop_early(key, is_cancelled=True)
         if runner is not None:
             runner.cancel(key, message.recursive)
-        elif not self._is_actor:  # a plain actor's running call goes on
+        elif not self._is_actor:
             self.interrupts.interrupt(key)
             if message.recursive and self._running.key == key:
                 for record in [each for each in self.calls.records.values() if each.id > self._first_child]:

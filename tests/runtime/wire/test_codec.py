@@ -204,9 +204,13 @@ def test_an_error_of_an_error_keeps_the_users_class() -> None:
 
 @pytest.mark.parametrize(("value", "words"), [((1, 2, 3), "3 values"), (5, "one int"), ([1], "1 values")])
 def test_a_wrong_number_of_returns_is_explained(value: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"num_returns=2 but returned {words}"):
+    with pytest.raises((ValueError, TypeError), match=f"num_returns=2 but returned {words}"):
         codec.split_returns(value, 2, "f")
-    assert codec.split_returns((1, 2), 2, "f") == [1, 2]
+
+
+@pytest.mark.parametrize("value", [(1, 2), [1, 2], np.array([1, 2]), {1: "a", 2: "b"}, {1, 2}, range(1, 3)])
+def test_several_returns_are_unpacked_as_by_python(value: Any) -> None:
+    assert codec.split_returns(value, 2, "f") == [1, 2]
 
 
 @pytest.mark.parametrize("dtype", ["?", "b", "u1", "i2", "f2", "f4", "i8", "f8", "c8", "c16"])
