@@ -1,28 +1,31 @@
-"""Deep Q-learning (Mnih et al. 2015) with the parts of Rainbow (Hessel et al. 2018), in two rings.
+"""Deep Q-learning (Mnih et al. 2015) with the parts of Rainbow (Hessel et al. 2018).
 
-    rollout workers ──TransitionBatch refs──▶ replay ──minibatches──▶ learner ──weights──▶ parameter server ──▶ workers
-                                                 ▲────priorities────────┘
+    rollout workers ──TransitionBatch refs──▶ learner (with its replay) ──weights──▶ parameter server ──▶ workers
 
-`asynchronous: false`, the classic ratio: every round all rollout workers make `rollout_length` steps, and the learner,
-which holds the replay itself, makes one gradient step per `env_steps_per_update` of them. Same seed, same curve, bit
-for bit.
+A round: all rollout workers make `rollout_length` steps, the learner one gradient step per `env_steps_per_update` of
+them. Same seed, same curve, bit for bit. The parts, each a switch: `double` (van Hasselt et al. 2016), `dueling` (Wang
+et al. 2016), `n_step` (Sutton 1988), `distributional` c51 (Bellemare et al. 2017) or qr (Dabney et al. 2018), `noisy`
+(Fortunato et al. 2018), `prioritized` (Schaul et al. 2016); all on is Rainbow. With a core: r2d2.py; with actors that
+do not wait for each other: apex.py.
 
-`asynchronous: true`, Ape-X (Horgan et al. 2018): rollout workers, replay shards and learner are actors that never wait
-for each other, except that the ratio of env steps to gradient steps is kept within `ratio_slack`. Every environment has
-its own epsilon, new transitions come with priorities by the weights that acted.
+Before this file, and after it (rlplat/rl/...):
 
-The parts, each a switch: `double` (van Hasselt et al. 2016), `dueling` (Wang et al. 2016), `n_step` (Sutton 1988),
-`distributional` c51 (Bellemare et al. 2017) or qr (Dabney et al. 2018), `noisy` (Fortunato et al. 2018), `prioritized`
-(Schaul et al. 2016); all on is Rainbow. `policy.core` makes it R2D2-like (Kapturowski et al. 2019): sequences with
-stored state and burn-in. Different from the papers:
+    sampling/rollout_worker.py         steps environments, records a TransitionBatch of `rollout_length` steps of each
+    policies/exploration.py            epsilon-greedy among the legal actions; numpy_policies.py, torch/policy.py: Q
+    sampling/worker_group.py           the workers: asks all, replaces one that died
+    off_policy/learner.py              a round: batches into the replay, `learn` here, publish; how many steps are due
+    replay/step_store.py, buffer.py    keep steps, frames once, n-step returns; minibatches, priorities (sum_tree.py)
+    torch/q_network.py, trainee.py     encoder and heads, their noise; the optimizer, clipping, devices
+    learning/parameter_server.py       holds the newest weights for workers and evaluations
+    multi_agent/policy_rings.py        with several agents: such a learner for every policy
+    run/algorithm.py, training_loop.py what all algorithms do; metrics, checkpoints, evaluation around `step`
+
+Different from the papers:
 
 - an episode that was cut off (time limit) bootstraps from its last observation; termination alone cuts;
-- n-step windows are computed in the replay, which keeps every observation once;
-- the last n steps of every environment wait for their windows, until its next fragment has come;
+- n-step windows are computed in the replay: the last n steps of an environment wait until its next fragment has come;
 - importance weights are divided by the largest of the minibatch, not of the whole replay;
-- C51's priority is KL(target || prediction), QR's the error of the mean, a sequence's 0.9 max + 0.1 mean (R2D2);
-  with C51 new transitions get the largest priority so far, in Ape-X too: errors of returns are of another scale;
-- R2D2's value rescaling is left out; new sequences get the largest priority so far.
+- C51's priority is KL(target || prediction), QR's the error of the mean.
 """
 
 from __future__ import annotations
@@ -32,38 +35,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
-from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
 
-import rlplat
-from rlplat.errors import ConfigError
 from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
-from rlplat.rl.interfaces import Array, Policy, Result, UpdateReport, Weights
+from rlplat.rl.interfaces import Array, Result, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.learning.learner import Learner
-from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, look_at_env
+from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
-from rlplat.rl.normalization import obs_statistics, require_normalizable
 from rlplat.rl.obs_tree import map_obs
-from rlplat.rl.off_policy.apex_ring import ApexRing, ReplayShard, shape_of_shard
-from rlplat.rl.off_policy.learner import REPLAY, LearnerReplay, replay_round
-from rlplat.rl.policies.exploration import EPSILON, lane_epsilons
-from rlplat.rl.policies.framework_check import require_framework
-from rlplat.rl.policies.make import policy_for
-from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec, require_discrete
-from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, require_room
-from rlplat.rl.replay.hindsight import HindsightConfig, hindsight_of, record_of, require_goals
-from rlplat.rl.run.algorithm import Algorithm
-from rlplat.rl.sampling.rollout_worker import RolloutWorker
-from rlplat.rl.sampling.sample_batch import TransitionBatch
+from rlplat.rl.off_policy.learner import REPLAY, OffPolicyLearner, TargetsAhead
+from rlplat.rl.off_policy.ring import DiscreteControl, q_replay_shape
+from rlplat.rl.policies.exploration import EPSILON
+from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec
+from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
+from rlplat.rl.replay.hindsight import HindsightConfig
 from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.schedules import LinearSchedule, ScheduledShare
-from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import MASK, SpaceSpec
-from rlplat.rl.spread import spread
+from rlplat.rl.spaces import MASK
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Count, Epsilon, Norm
 
@@ -74,8 +65,6 @@ if TYPE_CHECKING:
     from rlplat.rl.run.typed_settings import DQNSettings
 
 AtomValue = Annotated[float, Field(ge=-1e9, le=1e9)]
-_FIXED = ("asynchronous", "num_replay_shards", *(field.name for field in fields(QSpec)))
-_STORED = ("clip_rewards", "frame_stacks", "prioritized", "priority_alpha", "burn_in", "unroll_length")
 
 
 class QPolicyConfig(PolicyConfig):
@@ -107,20 +96,26 @@ class DQNConfig(AlgorithmConfig):
             Unused("actions are discrete"),
         ),
     }
-    fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, *_FIXED)
-    shapes_replay = (*REPLAY, *_STORED)
+    fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, *(field.name for field in fields(QSpec)))
+    shapes_replay: ClassVar[tuple[str, ...]] = (
+        *REPLAY,
+        "clip_rewards",
+        "frame_stacks",
+        "prioritized",
+        "priority_alpha",
+    )
 
     policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
     evaluation: QEvaluationConfig = Field(default_factory=QEvaluationConfig)
     num_envs_per_worker: int = Field(default=1, ge=1, le=100_000)
     """Environments side by side in each rollout worker."""
     rollout_length: Count = 16
-    """T: steps of every environment per fragment (synchronous: per round)."""
+    """T: steps of every environment per round."""
 
     env_steps_per_update: float = Field(default=4.0, gt=0.0, le=1e9)
     """Env steps for each gradient step."""
     batch_size: Count = 32
-    """Transitions (with a core: sequences) per gradient step."""
+    """Transitions per gradient step."""
     learning_starts: Count = 1_000
     """Env steps before the first gradient step."""
     target_period: Count = 1_000
@@ -134,7 +129,7 @@ class DQNConfig(AlgorithmConfig):
     max_gradient_norm: Norm | None = 10.0
     """Gradients are scaled down to this global norm; null: they are not."""
     epsilon: ScheduledShare = LinearSchedule(start=1.0, end=0.05, until=0.1)
-    """Share of random actions; asynchronous: 0.4^(1 + 7 i / (N - 1)) in environment i of N instead."""
+    """Share of random actions."""
     clip_rewards: bool = False
     """Learn from the sign of rewards; metrics stay raw."""
     normalize_observations: bool = False
@@ -171,21 +166,6 @@ class DQNConfig(AlgorithmConfig):
     """Checkpoints hold the replay (its filled part); false: after a resume it fills anew."""
     hindsight: HindsightConfig = Field(default_factory=HindsightConfig)
     """Other goals for what was seen, where the environment has goals (docs/hindsight.md)."""
-
-    burn_in: int = Field(default=20, ge=0, le=1_000_000)
-    """With a core: steps that warm its state up before those that are learnt from."""
-    unroll_length: int = Field(default=20, ge=2, le=1_000_000)
-    """With a core: steps of a sequence that are learnt from; sequences overlap by half."""
-
-    asynchronous: bool = False
-    """Ape-X: actors that do not wait for each other; not reproducible."""
-    num_replay_shards: int = Field(default=1, ge=1, le=1024)
-    """asynchronous: actors that share the replay."""
-    updates_per_call: Count = 8
-    """asynchronous: gradient steps per message to the learner, after which it publishes its weights."""
-    ratio_slack: float = Field(default=2_000.0, ge=0.0, le=1e12)
-    """asynchronous: env steps that rollout workers, or the learner, may be ahead of env_steps_per_update (never less
-    than what is under way at any time)."""
 
     multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
     """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""
@@ -280,11 +260,11 @@ def quantile_huber_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
 
 
 class TorchDQN(Saved):
-    """Networks, optimizer and loss on torch; `TfDQN` is the same on TensorFlow."""
+    """Networks, optimizer and gradient step on torch; `TfDQN` is the same on TensorFlow."""
 
     saved = {"**": "trainee", "target": "target", "noise": "_noise"}
 
-    def __init__(self, config: DQNConfig, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence) -> None:
+    def __init__(self, config: Any, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence) -> None:
         import torch
 
         from rlplat.rl.torch.q_network import check_q_network, make_q_network
@@ -297,8 +277,6 @@ class TorchDQN(Saved):
         check_q_network(self.network, self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False).eval()
         self._noise = torch.Generator().manual_seed(int(seed.generate_state(2)[1]))
-        self._parameters: list[Tensor] = [*self.network.parameters()]
-        self._target_parameters: list[Tensor] = [*self.target.parameters()]
 
     def loss(self, *columns: Tensor, **switches: Any) -> tuple[Tensor, Tensor]:
         """`td_losses`; a subclass may write others, with `self.network`, `self.target` and `self.config` at hand."""
@@ -314,59 +292,34 @@ class TorchDQN(Saved):
         if self.config.noisy:
             self.network.draw_noise(self._noise)
             self.target.draw_noise(self._noise)
-        if isinstance(batch, SequenceMinibatch):
-            outputs, next_outputs, next_q, next_mask = self._forward_sequences(batch)
-        else:
-            outputs, next_outputs, next_q, next_mask = self._forward(batch, next_outputs)
+        # y = r, or r + gamma max_a' Q^(s', a'; theta-) where the episode goes on
+        outputs, next_outputs, next_q, next_mask = self.forward(batch, next_outputs)
         with torch.no_grad():
             legal = next_q if next_mask is None else next_q.masked_fill(~next_mask.bool(), -math.inf)
             next_actions = legal.argmax(dim=1)
-        actions = self._tensor(batch.actions).reshape(-1)
+        actions, returns, discounts = (
+            self._tensor(column).reshape(-1) for column in (batch.actions, batch.returns, batch.discounts)
+        )
         losses, errors = self.loss(
             outputs,
             actions,
             next_outputs,
             next_actions,
-            self._tensor(batch.returns).reshape(-1),
-            self._tensor(batch.discounts).reshape(-1),
+            returns,
+            discounts,
             distributional=self.config.distributional,
             loss=self.config.loss,
             support=getattr(self.network, "support", None),
         )
-        if self.config.prioritized:
-            weights = self._tensor(batch.weights)
-        if isinstance(batch, SequenceMinibatch):
-            mask = self._tensor(batch.mask)
-            losses = losses.view_as(mask) * mask
-            loss = (losses * weights if self.config.prioritized else losses).sum() / mask.sum()
-            sizes = errors.view_as(mask).abs() * mask
-            priorities = 0.9 * sizes.amax(dim=0) + 0.1 * sizes.sum(dim=0) / mask.sum(dim=0)
-        else:
-            loss = (losses * weights if self.config.prioritized else losses).mean()
-            priorities = errors.abs()
+        loss, priorities = self.reduced(losses, errors, batch)
         with torch.no_grad():
             q_taken = self.network.q_values(outputs).gather(1, actions.unsqueeze(1)).mean()
+        # a gradient descent step on (y - Q(s, a; theta))^2 with respect to theta
         figures = torch.stack([loss.detach(), q_taken])
         return *self.trainee.start_descent(loss, learning_rate, figures), priorities
 
-    def read(self, trained: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Array, Array, Array]:
-        """Of K gradient steps, when they are made: float32[K, 2], loss and mean Q of the actions taken; float32[K], the
-        gradient norms before clipping (one that is not finite changed nothing); float32[K, M], the priorities."""
-        import torch
-
-        figures, norms, priorities = (torch.stack(c).numpy(force=True) for c in zip(*trained, strict=True))
-        return figures, self.trainee.norms_of(norms), priorities
-
-    def target_outputs(self, next_obs: Any) -> Tensor:
-        """The target network's outputs for many minibatches at once: half the work, as long as it stays the same."""
-        import torch
-
-        with torch.no_grad():
-            outputs: Tensor = self.target(map_obs(self._tensor, next_obs))[0]
-            return outputs
-
-    def _forward(
-        self, batch: Minibatch, next_outputs: Tensor | None
+    def forward(
+        self, batch: Any, next_outputs: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Outputs [N, A, Z] for s; the target network's for s', Q(s', .) [N, A] that chooses a', legal a' [N, A]."""
         import torch
@@ -379,140 +332,102 @@ class TorchDQN(Saved):
                 self.network(map_obs(self._tensor, batch.next_obs))[0] if self.config.double else next_outputs
             )
             next_q = self.network.q_values(choosing)
-        mask = batch.next_obs[MASK] if isinstance(batch.next_obs, dict) and self._spec.has_mask else None
-        return outputs, next_outputs, next_q, None if mask is None else self._tensor(mask)
+        return (
+            outputs,
+            next_outputs,
+            next_q,
+            self._tensor(batch.next_obs[MASK]) if self._spec.has_mask else None,
+        )
 
-    def _forward_sequences(self, batch: SequenceMinibatch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """As `_forward`, N = U * M rows of the sequences after the burn-in, which only brings the core's state up."""
+    def reduced(self, losses: Tensor, errors: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """(the loss of the minibatch, the priorities of what it was drawn of)"""
+        if self.config.prioritized:
+            losses = losses * self._tensor(batch.weights)
+        return losses.mean(), errors.abs()
+
+    def read(self, trained: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Array, Array, Array]:
+        """Of K gradient steps, when they are made: float32[K, 2], loss and mean Q of the actions taken; float32[K], the
+        gradient norms before clipping (one that is not finite changed nothing); float32[K, M], the priorities."""
         import torch
 
-        L, M = batch.starts.shape
-        U = len(batch.actions)
-        burn_in = self.config.burn_in
-        obs = map_obs(self._tensor, map_obs(lambda leaf: leaf.reshape(L * M, *leaf.shape[2:]), batch.obs))
-        starts = self._tensor(batch.starts)
-        state = target_state = self._tensor(batch.core_states)
+        figures, norms, priorities = (torch.stack(c).numpy(force=True) for c in zip(*trained, strict=True))
+        return figures, self.trainee.norms_of(norms), priorities
+
+    def target_outputs(self, next_obs: Any) -> Tensor:
+        """The target network's, for any number of minibatches."""
+        import torch
+
         with torch.no_grad():
-            if burn_in:
-                warm_up = map_obs(lambda leaf: leaf[: burn_in * M], obs)
-                _, state = self.network(warm_up, state, starts[:burn_in])
-                _, target_state = self.target(warm_up, target_state, starts[:burn_in])
-            obs = map_obs(lambda leaf: leaf[burn_in * M :], obs)
-            next_outputs, _ = self.target(obs, target_state, starts[burn_in:])
-        all_outputs, _ = self.network(obs, state, starts[burn_in:])
-        ends = self._tensor(((batch.bootstraps - burn_in) * M + np.arange(M)).reshape(-1))
-        next_outputs = next_outputs[ends]
-        with torch.no_grad():
-            next_q = self.network.q_values(all_outputs[ends] if self.config.double else next_outputs)
-        next_mask = obs[MASK][ends] if self._spec.has_mask else None
-        return all_outputs[: U * M], next_outputs, next_q, next_mask
+            outputs: Tensor = self.target(map_obs(self._tensor, next_obs))[0]
+            return outputs
 
     def update_target(self, tau: float) -> None:
         """target = tau * online + (1 - tau) * target"""
-        import torch
+        from rlplat.rl.torch.continuous_control import polyak
 
-        with torch.no_grad():
-            if tau == 1.0:
-                torch._foreach_copy_(self._target_parameters, self._parameters)
-            else:
-                torch._foreach_lerp_(self._target_parameters, self._parameters, tau)
+        polyak(self.target, self.network, tau)
 
     def set_state(self, state: dict[str, Any]) -> None:
         own = {} if "noise" in state else {"noise": state_of(self._noise)}  # the other framework saves none
         super().set_state(state | own)
 
 
-class DQNLearner(Learner[DQNConfig]):
-    """An actor: trains on minibatches, publishes the weights. In the synchronous ring it holds the replay too.
+class DQNLearner(OffPolicyLearner[DQNConfig]):
+    """An actor: keeps the replay, makes the gradient steps that are due, publishes the weights.
 
-    Knows no framework; `_net` does the arithmetic (of `DQN.nets`).
+    Knows no framework; `net` does the arithmetic (of `DQN.nets`).
     """
 
-    saved = {
-        "**net": "_net",
-        "**replay": "_replay",
-        "updates": "_updates",
-        "obs_statistics": "_obs_statistics",
-    }
+    saved = {"**": "net"}
 
     def __init__(
         self,
         computation: Computation,
-        config: dict[str, Any],
+        settings: dict[str, Any],
         spec: PolicySpec,
         parameter_server: ActorHandle,
-        replay: ReplayShape | None,
+        replay: ReplayShape | None = None,
     ) -> None:
-        """replay: None where shards hold it."""
-        super().__init__(computation.config_class.model_validate(config), parameter_server)
-        network_seed, replay_seed = seed_sequences(self.config.seed, "learner")
-        framework = computation.framework(self.config)
-        self._net: TorchDQN = computation.net(framework, self.config, spec, q_spec(self.config), network_seed)
-        self.trainee = self._net.trainee
-        self._replay = LearnerReplay(self.config, spec, replay, replay_seed) if replay else None
+        super().__init__(computation, settings, spec, parameter_server, replay)
+        framework, q = computation.framework(self.config), QSpec.of(settings)
+        self.net: TorchDQN = computation.net(framework, self.config, spec, q, self.network_seed)
+        self.trainee = self.net.trainee
+
+    def learn(self, num_updates: int) -> list[dict[str, float]]:
+        """Algorithm 1, the gradient steps of a round, on what is drawn from the replay."""
+        assert self.replay is not None
+        config, buffer, beta = self.config, self.replay.buffer, self.value(self.config.importance_beta)
         # Without priorities that change in between, minibatches are drawn many at a time (of images, which take memory,
-        # those of a round), and the target network sees them all at once.
-        draws_ahead = not self.config.prioritized and spec.core == "none"
-        self._chunk = (8 if spec.has_images else 64) if draws_ahead else 1
-        self._values_ahead = spec.core == "none" and not self.config.noisy
-        self._updates = 0
-        self._obs_statistics = obs_statistics(spec.obs if self.config.normalize_observations else None)
-        self.publish()
-
-    def update(self, *batches: TransitionBatch) -> UpdateReport:
-        """Synchronous: one round into the replay, the gradient steps that are due for it, publish version + 1."""
-        assert self._replay is not None
-        return replay_round(self, self._replay, self._obs_statistics, batches, self._learn_due, self._metrics)
-
-    def _learn_due(self, due: int) -> list[dict[str, float]]:
-        assert self._replay is not None
-        config, beta = self.config, self.value(self.config.importance_beta)
+        # those of a round).
+        draws_ahead = not config.prioritized and self.spec.core == "none"
+        chunk = (8 if self.spec.has_images else 64) if draws_ahead else 1
         trained: list[dict[str, float]] = []
-        while due:
-            chunk = min(due, self._chunk)
-            drawn = self._replay.buffer.sample(chunk * config.batch_size, beta)
-            figures, priorities = self._train(drawn)
+        for start in range(0, num_updates, chunk):
+            drawn = buffer.sample(min(chunk, num_updates - start) * config.batch_size, beta)
+            figures, priorities = self.train(drawn)
             if config.prioritized:
-                self._replay.buffer.update_priorities(drawn.rows, drawn.stamps, priorities)
+                buffer.update_priorities(drawn.rows, drawn.stamps, priorities)
             trained += figures
-            due -= chunk
         return trained
 
-    @rlplat.method(num_returns=2)
-    def learn(
-        self, drawn: Minibatch | SequenceMinibatch, env_steps: int
-    ) -> tuple[dict[str, float], tuple[Array, Array, Array]]:
-        """Asynchronous: gradient steps on what a shard has drawn -> (metrics, what its `update_priorities` takes).
-
-        env_steps: how far the run is, for the schedules.
-        """
-        self.env_steps = env_steps
-        started = perf_counter()
-        trained, priorities = self._train(drawn)
-        self.publish_next()
-        metrics = self._metrics(trained) | {"time/train_s": perf_counter() - started}
-        return metrics, (drawn.rows, drawn.stamps, priorities)
-
-    def _train(self, drawn: Minibatch | SequenceMinibatch) -> tuple[list[dict[str, float]], Array]:
+    def train(self, drawn: Minibatch | SequenceMinibatch) -> tuple[list[dict[str, float]], Array]:
         """One gradient step for every `batch_size` of what was drawn -> (figures of each, priorities of what was drawn:
         float32)."""
         config, size = self.config, self.config.batch_size
         learning_rate = self.value(config.learning_rate)
-        drawn = drawn.with_obs(self._obs_statistics.normalize)
-        trained: list[Any] = []
-        ahead = None
+        drawn = drawn.with_obs(self.obs_statistics.normalize)
+        ahead, trained = TargetsAhead(self.net.target_outputs), list[Any]()
         for start in range(0, len(drawn.rows), size):
-            stop = start + size
-            if ahead is None and self._values_ahead and isinstance(drawn, Minibatch):
-                first, until_update = start, config.target_period - self._updates % config.target_period
-                ahead = self._net.target_outputs(drawn.part(start, start + until_update * size).next_obs)
-            next_outputs = None if ahead is None else ahead[start - first : stop - first]
-            trained.append(self._net.train(drawn.part(start, stop), learning_rate, next_outputs))
-            self._updates += 1
-            if self._updates % config.target_period == 0:
-                self._net.update_target(config.target_tau)
-                ahead = None
-        figures, norms, priorities = self._net.read(trained)
+            next_outputs = None
+            if self.spec.core == "none" and not config.noisy:  # the target network stays the same for a while
+                until_update = config.target_period - self.updates % config.target_period
+                next_outputs = ahead.of(drawn, start, size, until_update)
+            trained.append(self.net.train(drawn.part(start, start + size), learning_rate, next_outputs))
+            self.updates += 1
+            # every C steps reset Q^ = Q
+            if self.updates % config.target_period == 0:
+                self.net.update_target(config.target_tau)
+        figures, norms, priorities = self.net.read(trained)
         is_bad = ~np.isfinite(norms)
         if config.non_finite == "stop" and is_bad.any():
             k = int(is_bad.argmax())
@@ -524,20 +439,16 @@ class DQNLearner(Learner[DQNConfig]):
         names = ("loss", "q_mean", "gradient_norm")
         return [dict(zip(names, row, strict=True)) for row in rows], priorities.reshape(-1)
 
-    def _metrics(self, trained: list[dict[str, float]]) -> dict[str, float]:
-        own = {"learner/updates": self._updates, "learner/epsilon": self.value(self.config.epsilon)}
-        return own | self.step_metrics(trained)
+    def metrics(self, trained: list[dict[str, float]]) -> dict[str, float]:
+        return {"learner/epsilon": self.value(self.config.epsilon)} | super().metrics(trained)
 
     def beside(self) -> Weights:
-        """What travels with the weights: the share of random actions, statistics of observations."""
+        """The share of random actions as well."""
         epsilon = np.array([self.value(self.config.epsilon)], np.float32)
-        return {EPSILON: epsilon} | self._obs_statistics.weights()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state({"obs_statistics": None} | state)  # earlier versions kept none
+        return {EPSILON: epsilon} | super().beside()
 
 
-class DQN(Algorithm[DQNConfig]):
+class DQN(DiscreteControl[DQNConfig]):
     """The ring, and `step()`, which turns it once.
 
     with DQN(DQNConfig(env="CartPole-v1", seed=1)) as dqn:
@@ -553,149 +464,29 @@ class DQN(Algorithm[DQNConfig]):
     weights_keys = ("weights", "target")
 
     def setup(self) -> None:
-        """Parameter server, replay, learner, rollout workers; returns when the first weights are published."""
-        config, settings = self.config, self.config.model_dump()
-        spaces = self.spaces = preflight(config, self.computation)
-        self.apex: ApexRing | None = None
+        """Learner with its replay, rollout workers; returns when the first weights are published."""
+        config, settings, spaces = self.config, self.config.model_dump(), self.preflight()
+        self.spaces, B = spaces, config.num_envs_per_worker
         if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
-            plan = spaces
             rings = PolicyRings(
-                plan,
+                spaces,
                 settings,
                 lambda name, own, spec, server: self.learner_group(
-                    own,
-                    spec,
-                    server,
-                    replay_shape(config, spec, plan.num_columns(name, config.num_envs_per_worker)),
+                    own, spec, server, q_replay_shape(config, spec, spaces.num_columns(name, B))
                 ),
             )
             self.learners = self.add(rings, saved_as="learner")
             make_worker = rings.worker_maker(self.make_policy, record="transitions")
-            self.workers = self.start_workers(make_worker, len(plan.trained))
+            self.workers = self.start_workers(make_worker, len(spaces.trained))
         else:
-            worker = spread(RolloutWorker, settings)
-            spec, q = policy_spec(settings["policy"], spaces), q_spec(config)
-            shape = replay_shape(config, spec, config.num_envs_per_worker)
-            num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
-            epsilons: Sequence[Array | None] = [None] * num_workers
-            shards: list[ActorHandle] = []
-            if config.asynchronous:
-                epsilons = [*lane_epsilons(num_workers * B).reshape(num_workers, B)]
-                shard = spread(ReplayShard, settings)
-                parts = [shape_of_shard(shape, config, i) for i in range(config.num_replay_shards)]
-                shards = [self.start(shard, settings, spec, part, i) for i, part in enumerate(parts)]
-            learners = self.learners = self.start_learners(settings, spec, None if shards else shape)
-            self.workers = self.start_workers(
-                lambda *place: worker.remote(
-                    settings,
-                    *place,
-                    partial(policy_for, q=q, epsilons=epsilons[place[0]]),
-                    record=record_of(config),
-                )
-            )
-            if shards:
-                self.apex = self.add(ApexRing(config, shards, learners, self.workers, self.tally))
+            spec = policy_spec(settings["policy"], spaces)
+            self.learners = self.start_learners(settings, spec, q_replay_shape(config, spec, B))
+            self.workers = self.start_rollout_workers(settings, self.make_policy)
         self.learners.wait_until_ready()
 
     def step(self) -> Result:
-        """Synchronous: sample, update, publish. Asynchronous: as many env steps, whoever does what meanwhile."""
+        """One round: every worker samples, the learner learns and publishes."""
         self.require_open()
-        if self.apex:
-            return self.result(self.apex.turn(), {})
         batches = self.workers.sample(*self.learners.latest())
         report = self.workers.deliver(batches, self.learners.update)
         return self.result(report, self.workers.metrics())
-
-    @property
-    def not_saved(self) -> tuple[str, ...]:
-        """What a checkpoint leaves out, for its manifest."""
-        replay = "the contents of the replay (save_replay: true saves them): after a resume it fills anew"
-        order = "the order of events (asynchronous): a resumed run is another one"
-        return (
-            *self.workers.not_saved(),
-            *([] if self.config.save_replay else [replay]),
-            *([order] if self.config.asynchronous else []),
-        )
-
-    def get_state(self) -> dict[str, Any]:
-        ring = self.apex.get_state() if self.apex else {"updates": 0, "shards": []}
-        return super().get_state() | ring
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        if self.apex:
-            self.apex.set_state(state)
-        super().set_state(state)
-
-    @staticmethod
-    def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
-        """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        return policy_for(settings, spaces, seed, q=q_spec(DQNConfig.among(settings)))
-
-
-def q_spec(config: DQNConfig) -> QSpec:
-    return QSpec(
-        dueling=config.dueling,
-        noisy=config.noisy,
-        distributional=config.distributional,
-        num_atoms=config.num_atoms,
-        value_range=config.value_range,
-        head_hidden_size=config.head_hidden_size,
-    )
-
-
-def replay_shape(config: DQNConfig, spec: PolicySpec, num_columns: int) -> ReplayShape:
-    """The whole replay, with a lane for each of `num_columns` of a rollout worker (its environments, or with several
-    agents the columns of one policy)."""
-    has_core = spec.core != "none"
-    return ReplayShape(
-        capacity=config.replay_capacity,
-        num_lanes=max(1, config.num_rollout_workers) * num_columns,
-        n_step=config.n_step,
-        discount=config.discount,
-        alpha=config.priority_alpha if config.prioritized else 0.0,
-        clip_rewards=config.clip_rewards,
-        frame_stacks=config.frame_stacks,
-        burn_in=config.burn_in if has_core else 0,
-        unroll=config.unroll_length if has_core else 0,
-        hindsight=hindsight_of(config),
-    )
-
-
-def preflight(config: DQNConfig, computation: Computation) -> SpaceSpec | MultiAgentPlan:
-    """In the driver, before any actor starts: environment and policies fit, and the replay fits into memory."""
-    require_framework(computation.framework(config))
-    settings, num_copies = config.model_dump(), config.num_envs_per_worker
-    spaces = look_at_env(settings)
-    require_goals(config, spaces)
-    if not isinstance(spaces, MultiAgentPlan):
-        require_discrete(spaces, config.env)
-        spec = policy_spec(settings["policy"], spaces)
-        _check(config, spec, replay_shape(config, spec, num_copies))
-        return spaces
-    if config.asynchronous:
-        raise ConfigError("asynchronous replay shards are for one agent: set asynchronous to false")
-    for policy in spaces.policies.values():
-        require_discrete(policy.spaces, config.env)
-    for name, spec in spaces.specs(settings).items():
-        _check(config, spec, replay_shape(config, spec, spaces.num_columns(name, num_copies)))
-    return spaces
-
-
-def _check(config: DQNConfig, spec: PolicySpec, shape: ReplayShape) -> None:
-    if config.normalize_observations:
-        if config.asynchronous or config.framework != "torch":
-            raise ConfigError(
-                "normalize_observations of dqn wants asynchronous=false (who measures sees every observation) and "
-                "framework=torch: set it to false, or those"
-            )
-        require_normalizable(spec.obs, images=True)
-    num_workers = max(1, config.num_rollout_workers)
-    if config.asynchronous and config.num_replay_shards > num_workers:
-        raise ConfigError(
-            f"num_replay_shards={config.num_replay_shards}, but there are {num_workers} rollout workers to fill them: "
-            "lower it, or raise --num-rollout-workers"
-        )
-    low, high = config.value_range
-    if config.distributional == "c51" and low >= high:
-        raise ConfigError(f"value_range is [{low:g}, {high:g}]: the first number is the smaller one")
-    require_room(shape, spec.obs, config.rollout_length)

@@ -20,9 +20,9 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from benchmarks.measure import Report, Sample, add_output_options, hardware, summarize
-from rlplat.algorithms.dqn import DQNConfig, TorchDQN, q_spec
+from rlplat.algorithms.dqn import DQNConfig, TorchDQN
 from rlplat.algorithms.ppo import PPOConfig, TorchPPO
-from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.sampling.freed_memory import keep_freed_memory
 from rlplat.rl.sampling.rollout import Rollout, Rows
@@ -111,7 +111,7 @@ def dqn_steps(settings: dict[str, Any]) -> tuple[Callable[[], object], float]:
     """The same of DQN, on minibatches that are there."""
     rng, size = np.random.default_rng(0), 32
     config = DQNConfig(env="Pong", policy={"encoder": "nature_cnn"}, **settings)
-    net = TorchDQN(config, spec_of(config), q_spec(config), np.random.SeedSequence(0))
+    net = TorchDQN(config, spec_of(config), QSpec.of(config.model_dump()), np.random.SeedSequence(0))
     images = rng.integers(0, 256, (2, size, *IMAGE), np.uint8)
     floats, rows = np.ones(size, np.float32), np.arange(size)
     actions = rng.integers(NUM_ACTIONS, size=size)

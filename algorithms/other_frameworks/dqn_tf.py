@@ -1,4 +1,5 @@
-"""DQN's networks, losses and optimizer on TensorFlow: the numbers of `td_losses`, `TorchDQN` in algorithms/dqn.py."""
+"""DQN's networks, losses and optimizer on TensorFlow: the numbers of `td_losses`, `TorchDQN` (algorithms/dqn.py) and
+`TorchR2D2` (r2d2.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.algorithms.dqn import DQNConfig
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.policies.spec import PolicySpec, QSpec
@@ -95,7 +95,7 @@ class TfDQN:
     A gradient step is one call of one graph, whatever the minibatch's size.
     """
 
-    def __init__(self, config: DQNConfig, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence) -> None:
+    def __init__(self, config: Any, spec: PolicySpec, q: QSpec, seed: np.random.SeedSequence) -> None:
         self.trainee = Trainee(
             config, spec, seed, lambda precision: make_q_network(spec, q, precision), check_q_network
         )
@@ -108,10 +108,8 @@ class TfDQN:
             check_q_network(self.target)
         self._target_variables = named_variables(self.target)
         self._noise = np.random.Generator(np.random.PCG64(seed))
-        self._has_core = spec.core != "none"
-        signature = self._sequence_signature() if self._has_core else self._minibatch_signature()
         self._target_outputs = graph(self._target_rows, obs_signature(spec.obs))
-        self._step = graph(self._train_rows, signature, FLOAT)
+        self._step = graph(self._train_rows, self._signature(), FLOAT)
         self._move_target = graph(self._move_target_variables, FLOAT)
         self.update_target(tau=1.0)
 
@@ -141,8 +139,7 @@ class TfDQN:
     def gradients(self, batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """(loss, mean Q, priorities float32[M], gradients in the order of the variables)"""
         with tf.GradientTape() as tape:
-            forward = self._forward_sequences if self._has_core else self._forward
-            outputs, next_outputs, next_q, next_mask = forward(batch)
+            outputs, next_outputs, next_q, next_mask = self._forward(batch)
             legal = next_q if next_mask is None else tf.where(next_mask, next_q, -math.inf)
             actions = tf.reshape(batch["actions"], [-1])
             losses, errors = tf_td_losses(
@@ -156,17 +153,7 @@ class TfDQN:
                 loss=self.config.loss,
                 support=getattr(self.network, "support", None),
             )
-            if self._has_core:
-                mask = batch["mask"]  # [U, M]
-                losses = tf.reshape(losses, tf.shape(mask)) * mask
-            if self.config.prioritized:
-                losses *= batch["weights"]
-            loss = tf.reduce_sum(losses) / tf.reduce_sum(mask) if self._has_core else tf.reduce_mean(losses)
-        priorities = tf.abs(errors)
-        if self._has_core:
-            sizes = tf.reshape(priorities, tf.shape(mask)) * mask
-            mean = tf.reduce_sum(sizes, axis=0) / tf.reduce_sum(mask, axis=0)
-            priorities = 0.9 * tf.reduce_max(sizes, axis=0) + 0.1 * mean
+            loss, priorities = self._reduced(losses, errors, batch)
         q_taken = tf.gather(self.network.q_values(outputs), actions, axis=1, batch_dims=1)
         return loss, tf.reduce_mean(q_taken), priorities, self.trainee.gradients(tape, loss)
 
@@ -187,28 +174,13 @@ class TfDQN:
         next_q = tf.stop_gradient(self.network.q_values(choosing))
         return outputs, next_outputs, next_q, next_obs[MASK] if self._spec.has_mask else None
 
-    def _forward_sequences(
-        self, batch: dict[str, Any]
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """As `_forward`, N = U * M rows of the sequences after the burn-in, which only brings the core's state up."""
-        obs, starts, burn_in = batch["obs"], batch["starts"], self.config.burn_in
-        state = target_state = batch["core_states"]
-        M = tf.shape(state)[0]
-        if burn_in:
-            warm_up = tf.nest.map_structure(lambda leaf: leaf[: burn_in * M], obs)
-            _, state = self.network(warm_up, state, starts[:burn_in])
-            _, target_state = self.target(warm_up, target_state, starts[:burn_in])
-            state = tf.stop_gradient(state)
-            obs = tf.nest.map_structure(lambda leaf: leaf[burn_in * M :], obs)
-        next_outputs, _ = self.target(obs, target_state, starts[burn_in:])
-        all_outputs, _ = self.network(obs, state, starts[burn_in:])
-        M = tf.cast(M, tf.int64)
-        ends = tf.reshape((batch["bootstraps"] - burn_in) * M + tf.range(M), [-1])
-        next_outputs = tf.gather(next_outputs, ends)
-        choosing = tf.gather(all_outputs, ends) if self.config.double else next_outputs
-        next_q = tf.stop_gradient(self.network.q_values(choosing))
-        next_mask = tf.gather(obs[MASK], ends) if self._spec.has_mask else None
-        return all_outputs[: tf.size(batch["actions"])], next_outputs, next_q, next_mask
+    def _reduced(
+        self, losses: tf.Tensor, errors: tf.Tensor, batch: dict[str, Any]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """(the loss of the minibatch, the priorities of what it was drawn of)"""
+        if self.config.prioritized:
+            losses *= batch["weights"]
+        return tf.reduce_mean(losses), tf.abs(errors)
 
     def update_target(self, tau: float) -> None:
         """target = tau * online + (1 - tau) * target"""
@@ -232,14 +204,67 @@ class TfDQN:
         if "tf_noise" in state:
             self._noise.bit_generator.state = state["tf_noise"]
 
-    def _minibatch_signature(self) -> dict[str, Any]:
+    def _signature(self) -> dict[str, Any]:
         obs = obs_signature(self._spec.obs)
         floats = {name: rows() for name in ("returns", "discounts", "weights")}
         outputs = rows(self._spec.action.n, self.network.q.num_outputs)
         actions = rows(dtype=tf.int64)
         return {"obs": obs, "next_obs": obs, "next_outputs": outputs, "actions": actions} | floats
 
-    def _sequence_signature(self) -> dict[str, Any]:
+    def _tensors(self, batch: Any, next_outputs: Array | None = None) -> dict[str, Any]:
+        """What the signature names."""
+        if next_outputs is None:
+            next_outputs = self.target_outputs(batch.next_obs)
+        obs = {name: obs_tensors(getattr(batch, name), self._spec) for name in ("obs", "next_obs")}
+        columns = _columns(batch, "actions", "returns", "discounts", "weights")
+        return obs | {"next_outputs": next_outputs} | columns
+
+
+class TfR2D2(TfDQN):
+    """The same on sequences; what its methods mean is said by `TorchR2D2`."""
+
+    def _forward(self, batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """As there, N = U * M rows of the sequences after the burn-in, which only brings the core's state up."""
+        if self._spec.core == "none":
+            return super()._forward(batch)
+        obs, starts, burn_in = batch["obs"], batch["starts"], self.config.burn_in
+        state = target_state = batch["core_states"]
+        M = tf.shape(state)[0]
+        if burn_in:
+            warm_up = tf.nest.map_structure(lambda leaf: leaf[: burn_in * M], obs)
+            _, state = self.network(warm_up, state, starts[:burn_in])
+            _, target_state = self.target(warm_up, target_state, starts[:burn_in])
+            state = tf.stop_gradient(state)
+            obs = tf.nest.map_structure(lambda leaf: leaf[burn_in * M :], obs)
+        next_outputs, _ = self.target(obs, target_state, starts[burn_in:])
+        all_outputs, _ = self.network(obs, state, starts[burn_in:])
+        M = tf.cast(M, tf.int64)
+        ends = tf.reshape((batch["bootstraps"] - burn_in) * M + tf.range(M), [-1])
+        next_outputs = tf.gather(next_outputs, ends)
+        choosing = tf.gather(all_outputs, ends) if self.config.double else next_outputs
+        next_q = tf.stop_gradient(self.network.q_values(choosing))
+        next_mask = tf.gather(obs[MASK], ends) if self._spec.has_mask else None
+        return all_outputs[: tf.size(batch["actions"])], next_outputs, next_q, next_mask
+
+    def _reduced(
+        self, losses: tf.Tensor, errors: tf.Tensor, batch: dict[str, Any]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        if self._spec.core == "none":
+            return super()._reduced(losses, errors, batch)
+        mask = batch["mask"]  # [U, M]
+        losses = tf.reshape(losses, tf.shape(mask)) * mask
+        if self.config.prioritized:
+            losses *= batch["weights"]
+        sizes = tf.reshape(tf.abs(errors), tf.shape(mask)) * mask
+        mean = tf.reduce_sum(sizes, axis=0) / tf.reduce_sum(mask, axis=0)
+        return (
+            tf.reduce_sum(losses) / tf.reduce_sum(mask),
+            0.9 * tf.reduce_max(sizes, axis=0) + 0.1 * mean,
+        )
+
+    def _signature(self) -> dict[str, Any]:
+        if self._spec.core == "none":
+            return super()._signature()
         by_time = [None, None]  # [L or U, M]
         floats = {name: tf.TensorSpec(by_time) for name in ("returns", "discounts", "mask")}
         integers = {name: tf.TensorSpec(by_time, tf.int64) for name in ("actions", "bootstraps")}
@@ -254,25 +279,18 @@ class TfDQN:
             | integers
         )
 
-    def _tensors(
-        self, batch: Minibatch | SequenceMinibatch, next_outputs: Array | None = None
-    ) -> dict[str, Any]:
-        """What the signature names; observations of sequences as [L*M, ...]."""
-        names = ["actions", "returns", "discounts", "weights"]
-        tensors = {}
-        if isinstance(batch, Minibatch):
-            tensors["obs"] = obs_tensors(batch.obs, self._spec)
-            tensors["next_obs"] = obs_tensors(batch.next_obs, self._spec)
-            tensors["next_outputs"] = (
-                self.target_outputs(batch.next_obs) if next_outputs is None else next_outputs
-            )
-        else:
-            names += ["bootstraps", "mask", "starts", "core_states"]
-            num_rows = batch.starts.size
-            flat = map_obs(lambda leaf: leaf.reshape(num_rows, *leaf.shape[2:]), batch.obs)
-            tensors["obs"] = obs_tensors(flat, self._spec)
-        arrays = {name: getattr(batch, name) for name in names}
-        return tensors | {
-            name: array.astype(np.float32) if array.dtype == np.float64 else array
-            for name, array in arrays.items()
-        }
+    def _tensors(self, batch: Any, next_outputs: Array | None = None) -> dict[str, Any]:
+        """Observations of sequences as [L*M, ...]."""
+        if self._spec.core == "none":
+            return super()._tensors(batch, next_outputs)
+        obs = map_obs(lambda leaf: leaf.reshape(batch.starts.size, *leaf.shape[2:]), batch.obs)
+        names = ("actions", "returns", "discounts", "weights", "bootstraps", "mask", "starts", "core_states")
+        return {"obs": obs_tensors(obs, self._spec)} | _columns(batch, *names)
+
+
+def _columns(batch: Any, *names: str) -> dict[str, Array]:
+    arrays = {name: getattr(batch, name) for name in names}
+    return {
+        name: array.astype(np.float32) if array.dtype == np.float64 else array
+        for name, array in arrays.items()
+    }

@@ -13,7 +13,7 @@ from rlplat.cli.parser import Parser, command
 _HELP = """\
 Show every setting of an algorithm: its default, what it takes and what it means.
 
-ALGO  ppo, impala, a3c, dqn, sac, td3, mbpo, es, bc, cql, alphazero, or pkg.module:Class
+ALGO  ppo, dqn, r2d2, apex, sac, td3, mbpo, impala, a3c, es, bc, cql, alphazero, or pkg.module:Class
 --env NAME  mark what the config for this environment changes
 --json  print one JSON array
 

@@ -88,6 +88,7 @@ _NOT_NEEDED = {
     "monitor_wrapper": "omit it: returns and lengths are always in the metrics",
     "eval_env": "omit it: evaluations make environments of their own; evaluation.period says how often",
     "_init_setup_model": "omit it: rlplat.train makes the networks",
+    "asynchronous": "omit it: --algo apex is DQN with actors that do not wait for each other",
     "save_path": "checkpoints are in RUN/checkpoints/, and out (--out DIR) says where RUN is",
 }
 NOT_NEEDED: dict[str, str] = {theirs: text for names, text in _NOT_NEEDED.items() for theirs in names.split()}
@@ -129,24 +130,12 @@ _RAINBOW = {
     "epsilon": 0.0,
     "prioritized": True,
 }
-_R2D2 = {
-    "policy.core": "lstm",
-    "double": True,
-    "dueling": True,
-    "prioritized": True,
-    "batch_size": 32,  # sequences: a config for transitions would replay each step some hundred times
-    "env_steps_per_update": 40,
-}
 ALGORITHMS_ELSEWHERE = {
     "a2c": Switches("a3c", {"num_rollout_workers": 0}),
     "doubledqn": Switches("dqn", {"double": True}),
     "c51": Switches("dqn", {"distributional": "c51"}),
     "qrdqn": Switches("dqn", {"distributional": "qr"}),
     "rainbow": Switches("dqn", _RAINBOW),
-    "apex": Switches(
-        "dqn", {"asynchronous": True, "double": True, "dueling": True, "n_step": 3, "prioritized": True}
-    ),
-    "r2d2": Switches("dqn", _R2D2),
     "ddpg": Switches("td3", {"policy_delay": 1, "target_noise": 0.0}),
     "recurrentppo": Switches("ppo", {"policy.core": "lstm"}),
     "maskableppo": Switches("ppo", {}),

@@ -1,4 +1,4 @@
-"""DQN as a whole: both rings turn, it learns, repeats itself, resumes bit by bit, and outlives its rollout workers."""
+"""DQN, R2D2 and Ape-X as a whole: they turn, learn, repeat themselves, resume, and outlive their rollout workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
+from rlplat.algorithms.apex import Apex, ApexConfig
 from rlplat.algorithms.dqn import DQN, DQNConfig
+from rlplat.algorithms.r2d2 import R2D2, R2D2Config
 from rlplat.errors import CheckpointError, ConfigError, NotInitialized, UsageError
 from tests.states import assert_equal, assert_resumes
 
@@ -36,9 +38,8 @@ RECURRENT: dict[str, Any] = {
     "policy": {"hidden_sizes": [16], "core": "lstm", "core_size": 8}, "burn_in": 4, "unroll_length": 6,
 }  # fmt: skip
 ASYNCHRONOUS: dict[str, Any] = {
-    "asynchronous": True,
     "updates_per_call": 2,
-    "prioritized": True,
+    "n_step": 1,
     "ratio_slack": 64,
 }
 
@@ -62,13 +63,14 @@ def test_learns_a_small_task(runtime: None) -> None:
     assert trained > 1.5 * untrained + 2, (untrained, trained)
 
 
-@pytest.mark.parametrize("parts", [RAINBOW, RECURRENT | RAINBOW], ids=["transitions", "sequences"])
-def test_resumes_bit_by_bit(runtime: None, parts: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "algorithm, parts", [(DQN, RAINBOW), (R2D2, RECURRENT | RAINBOW)], ids=["dqn", "r2d2"]
+)
+def test_resumes_bit_by_bit(runtime: None, algorithm: Any, parts: dict[str, Any]) -> None:
     """Weights, optimizer, replay with its priorities, random numbers, environments, window: everything goes on."""
-    config = DQNConfig(
-        **(QUICK | parts | {"deterministic": True, "num_rollout_workers": 2, "num_envs_per_worker": 2})
-    )
-    expected = assert_resumes(DQN, config, before=6, after=4)
+    more = {"deterministic": True, "num_rollout_workers": 2, "num_envs_per_worker": 2}
+    config = algorithm.config_class(**(QUICK | parts | more))
+    expected = assert_resumes(algorithm, config, before=6, after=4)
     assert expected[-1].metrics["learner/updates"] > 30
 
 
@@ -104,21 +106,20 @@ def test_a_dead_rollout_worker_costs_its_fragment_and_nothing_else(runtime: None
 @pytest.mark.parametrize("parts", [{}, RECURRENT], ids=["transitions", "sequences"])
 def test_the_asynchronous_ring_keeps_its_ratio(runtime: None, parts: dict[str, Any]) -> None:
     settings = QUICK | parts | ASYNCHRONOUS | {"num_rollout_workers": 3, "num_replay_shards": 2}
-    with DQN(DQNConfig(**settings)) as dqn:
-        results = [dqn.step() for _ in range(12)]
+    with Apex(ApexConfig(**settings)) as apex:
+        results = [apex.step() for _ in range(12)]
         last = results[-1]
         slack = max(64, 3 * 64 + 2 * 2 * 8) + 3 * 64
         assert abs(last.env_steps - 100 - 8 * last.metrics["learner/updates"]) <= slack
         busy = {who: last.metrics[f"time/{who}_busy_s"] for who in ("worker", "learner")}
         assert all(0.0 < seconds < last.metrics["time/round_s"] for seconds in busy.values()), busy
         assert last.metrics["learner/replay_size"] > 0 and np.isfinite(last.metrics["learner/loss"])
-        assert dqn.apex is not None
-        assert max(dqn.apex.shard_sizes) < 3 * min(dqn.apex.shard_sizes), "a worker was left out"
-        rlplat.kill(dqn.workers.handles[1])
-        assert [dqn.step().metrics["rollout/worker_restarts"] for _ in range(4)][-1] == 1
-        state = dqn.get_state()
-        assert any("order of events" in text for text in dqn.not_saved)
-    with DQN(DQNConfig(**settings)) as other:
+        assert max(apex.ring.shard_sizes) < 3 * min(apex.ring.shard_sizes), "a worker was left out"
+        rlplat.kill(apex.workers.handles[1])
+        assert [apex.step().metrics["rollout/worker_restarts"] for _ in range(4)][-1] == 1
+        state = apex.get_state()
+        assert any("order of events" in text for text in apex.not_saved)
+    with Apex(ApexConfig(**settings)) as other:
         other.set_state(state)
         result = other.step()
         assert result.env_steps > state["env_steps"] and result.metrics["learner/updates"] >= state["updates"]
@@ -137,37 +138,36 @@ class CountedShard:
 
 def test_every_worker_has_its_share_of_the_asynchronous_replay_and_of_what_is_drawn(runtime: None) -> None:
     settings = QUICK | ASYNCHRONOUS | {"num_rollout_workers": 3, "num_replay_shards": 2}
-    config = DQNConfig(**settings | {"replay_capacity": 3 * 4 * 33})  # the least for so many environments
-    with DQN(config) as dqn:
-        assert dqn.apex is not None
-        counted = [CountedShard(shard) for shard in dqn.apex.shards]
-        dqn.apex.shards[:] = counted  # type: ignore[list-item]
+    config = ApexConfig(**settings | {"replay_capacity": 3 * 4 * 33})  # the least for so many environments
+    with Apex(config) as apex:
+        counted = [CountedShard(shard) for shard in apex.ring.shards]
+        apex.ring.shards[:] = counted  # type: ignore[list-item]
         for _ in range(12):
-            dqn.step()
-        state = dqn.get_state()
+            apex.step()
+        state = apex.get_state()
     stores = [shard["store"] for shard in state["shards"]]
     assert [store["shape"][:2] for store in stores] == [[8, 33], [4, 33]]
     two, one = [shard.num_draws for shard in counted]
     assert one > 10 and 2 * one - 1 <= two <= 2 * one + 2
     stores[1]["shape"][0] = 8  # as a run of before saved it
-    with DQN(config) as other, pytest.raises(CheckpointError, match=r"not fit .* --set save_replay=false"):
+    with Apex(config) as other, pytest.raises(CheckpointError, match=r"not fit .* --set save_replay=false"):
         other.set_state(state)
 
 
 def test_what_fills_the_asynchronous_replay_anew_brings_no_gradient_steps(runtime: None) -> None:
     settings = QUICK | ASYNCHRONOUS | {"num_rollout_workers": 2, "learning_starts": 1_000}
-    with DQN(DQNConfig(**settings, save_replay=False)) as dqn:
-        while dqn.step().env_steps < 1_500:
+    with Apex(ApexConfig(**settings, save_replay=False)) as apex:
+        while apex.step().env_steps < 1_500:
             pass
-        state = dqn.get_state()
+        state = apex.get_state()
     began, updates = state["env_steps"], state["updates"]
     assert updates > 0
-    with DQN(DQNConfig(**settings)) as filling:
+    with Apex(ApexConfig(**settings)) as filling:
         filling.set_state(state)
         while filling.step().env_steps < began + 400:
             pass
         state = filling.get_state()
-    with DQN(DQNConfig(**settings)) as resumed:  # with what has come so far
+    with Apex(ApexConfig(**settings)) as resumed:  # with what has come so far
         resumed.set_state(state)
         while (result := resumed.step()).env_steps < began + 800:
             pass
@@ -183,14 +183,13 @@ def test_what_fills_the_asynchronous_replay_anew_brings_no_gradient_steps(runtim
 def test_the_asynchronous_ring_of_processes() -> None:
     """Workers, shard and learner in processes of their own; priorities flow back; it ends cleanly."""
     settings = QUICK | ASYNCHRONOUS | {"num_rollout_workers": 2, "env_steps_per_update": 4}
-    with DQN(DQNConfig(**settings)) as dqn:
-        while (result := dqn.step()).env_steps < 2_000:
+    with Apex(ApexConfig(**settings)) as apex:
+        while (result := apex.step()).env_steps < 2_000:
             pass
         assert result.metrics["learner/updates"] > 300
         assert 3.0 < result.metrics["learner/env_steps_per_update"] < 5.5
-        assert len(dqn.evaluate(2)) == 2
-        assert dqn.apex is not None
-        shard = rlplat.get(dqn.apex.shards[0].get_state.remote())
+        assert len(apex.evaluate(2)) == 2
+        shard = rlplat.get(apex.ring.shards[0].get_state.remote())
         leaves = shard["priorities"]["leaves"]
         assert len(np.unique(leaves[leaves > 0])) > 50
     assert not rlplat.is_initialized()
@@ -241,18 +240,42 @@ def test_the_smallest_replay_holds_a_fragment_of_episodes_that_are_all_cut_off(r
     [
         ({"env": "Pendulum-v1"}, "use SAC: rlplat train --algo sac --env Pendulum-v1"),
         ({"distributional": "c51", "value_range": (1.0, -1.0)}, r"value_range is \[1, -1\]"),
-        (
-            {"asynchronous": True, "num_replay_shards": 2},
-            r"num_replay_shards=2, but there are 1 rollout workers",
-        ),
+        ({"policy": {"core": "gru"}}, "replays single transitions: --algo r2d2"),
         ({"replay_capacity": 40}, "raise replay_capacity"),
         ({"replay_capacity": 4 * 32}, r"leaves 32 steps .* needs 33: raise replay_capacity"),
         ({"replay_capacity": 10**11}, "lower replay_capacity"),
         ({"policy": {"encoder": "nature_cnn"}}, "policy.encoder=mlp"),
-        ({"asynchronous": True, "normalize_observations": True}, "wants asynchronous=false"),
     ],
 )
 def test_preflight_refuses_before_any_actor_starts(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises((ConfigError, UsageError), match=complaint):
         DQN(DQNConfig(**(QUICK | settings)))
     assert not rlplat.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "settings, complaint",
+    [
+        ({"num_replay_shards": 2}, r"num_replay_shards=2, but there are 1 rollout workers"),
+        ({"normalize_observations": True}, "as the learner of apex does not: set it to false"),
+        ({"env": "rlplat.rl.envs.diagnostic_multi_agent:Rendezvous"}, "are for one agent: --algo dqn"),
+    ],
+)
+def test_what_apex_cannot_do(runtime: None, settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Apex(ApexConfig(**(QUICK | settings)))
+
+
+def test_r2d2_has_the_papers_switches_and_takes_policies_without_a_core_too(runtime: None) -> None:
+    config = R2D2Config(**(QUICK | {"policy": {"hidden_sizes": [16]}}))
+    assert config.policy.core == "lstm" and config.prioritized and config.double and config.dueling
+    with R2D2(R2D2Config(**(QUICK | {"policy": {"hidden_sizes": [16], "core": "none"}}))) as r2d2:
+        results = [r2d2.step() for _ in range(4)]
+    assert results[-1].metrics["learner/updates"] > 10
+
+
+def test_what_was_a_switch_of_dqn_says_what_it_is_now() -> None:
+    with pytest.raises(ConfigError, match=r"asynchronous.*--algo apex"):
+        rlplat.train("dqn", env="CartPole-v1", asynchronous=True)
+    with pytest.raises(ConfigError, match=r"burn_in.*setting of apex, r2d2"):
+        rlplat.train("dqn", env="CartPole-v1", burn_in=4)

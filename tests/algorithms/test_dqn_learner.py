@@ -15,14 +15,16 @@ pytest.importorskip("torch")
 import torch
 
 import rlplat
-from rlplat.algorithms.dqn import DQN, DQNConfig, DQNLearner, TorchDQN, q_spec, replay_shape
+from rlplat.algorithms.dqn import DQN, DQNConfig, DQNLearner, TorchDQN
+from rlplat.algorithms.r2d2 import R2D2, R2D2Config, TorchR2D2
 from rlplat.errors import NonFiniteError
 from rlplat.rl.interfaces import Array, Episode
 from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
+from rlplat.rl.off_policy.ring import q_replay_shape
 from rlplat.rl.policies.exploration import EPSILON
-from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
 from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
@@ -64,13 +66,18 @@ def config_of(**settings: Any) -> DQNConfig:
         "target_period": 5,
         "replay_capacity": 400,
         "learning_rate": 1e-3,
-        "burn_in": 3,
-        "unroll_length": 4,
         "learner": {"precision": "float32", "device": "cpu", "num_threads": 1},
         "policy": {"hidden_sizes": [16, 16]},
         "stop": {"env_steps": 1000},
     }
-    return DQNConfig(**(defaults | settings))
+    if "core" not in settings.get("policy", {}):
+        return DQNConfig(**(defaults | settings))
+    switches = {"double": False, "dueling": False, "prioritized": False, "burn_in": 3, "unroll_length": 4}
+    return R2D2Config(**(defaults | switches | settings))
+
+
+def q_spec(config: DQNConfig) -> QSpec:
+    return QSpec.of(config.model_dump())
 
 
 def spec_of(config: DQNConfig, spaces: SpaceSpec = VECTOR) -> PolicySpec:
@@ -80,13 +87,11 @@ def spec_of(config: DQNConfig, spaces: SpaceSpec = VECTOR) -> PolicySpec:
 def make_learner(server: Any, spaces: SpaceSpec = VECTOR, **settings: Any) -> DQNLearner:
     config = config_of(**settings)
     spec = spec_of(config, spaces)
-    return DQNLearner(
-        computation_of(DQN),
-        config.model_dump(),
-        spec,
-        server,
-        replay_shape(config, spec, config.num_envs_per_worker),
-    )
+    algorithm = R2D2 if isinstance(config, R2D2Config) else DQN
+    replay = q_replay_shape(config, spec, config.num_envs_per_worker)
+    learner = DQNLearner(computation_of(algorithm), config.model_dump(), spec, server, replay)
+    learner.ready()
+    return learner
 
 
 def make_batch(
@@ -168,13 +173,13 @@ def test_learns_from_observations_normalised_as_they_were_acted_on(parameter_ser
     np.testing.assert_allclose(weights[OBS_MEAN], seen.mean(axis=0), atol=1e-6)
     np.testing.assert_allclose(weights[OBS_VAR], seen.var(axis=0), rtol=1e-5)
     trained_on: list[Any] = []
-    train = learner._net.train
+    train = learner.net.train
 
     def spy(batch: Any, *arguments: Any) -> Any:
         trained_on.append(batch)
         return train(batch, *arguments)
 
-    learner._net.train = spy  # type: ignore[method-assign]
+    learner.net.train = spy  # type: ignore[method-assign]
     second = make_batch(seed=1, state_size=state_size)
     learner.update(second)
     assert isinstance(second.obs, np.ndarray) and trained_on
@@ -187,13 +192,13 @@ def test_learns_from_observations_normalised_as_they_were_acted_on(parameter_ser
 def test_the_first_gradient_step_sees_normalised_observations(parameter_server: Any) -> None:
     learner = make_learner(parameter_server, normalize_observations=True)
     seen: list[Array] = []
-    train = learner._net.train
+    train = learner.net.train
 
     def spy(batch: Any, *arguments: Any) -> Any:
         seen.extend([batch.obs, batch.next_obs])
         return train(batch, *arguments)
 
-    learner._net.train = spy  # type: ignore[method-assign]
+    learner.net.train = spy  # type: ignore[method-assign]
     batch = make_batch()
     batch.obs, batch.final_obs = batch.obs + 1e3, batch.final_obs + 1e3  # type: ignore[operator]
     learner.update(batch)
@@ -324,7 +329,7 @@ def test_sequences_learn_what_single_steps_would() -> None:
         loss="mse",
         prioritized=True,
     )
-    net = TorchDQN(config, spec_of(config), q_spec(config), np.random.SeedSequence(0))
+    net = TorchR2D2(config, spec_of(config), q_spec(config), np.random.SeedSequence(0))
     rng = np.random.default_rng(0)
     L, U, M = 6, 3, 2
     obs = rng.normal(size=(L, M, 4)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""`TfDQN` beside `TorchDQN`: equal losses, priorities, gradients and weights from equal weights; and who acts."""
+"""`TfDQN`, `TfR2D2` beside torch's: equal losses, priorities, gradients and weights from equal weights; who acts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="parity is with torch")
 pytest.importorskip("tensorflow", reason="needs the extra: pip install 'rlplat[tf]'")
 
-from rlplat.algorithms.dqn import DQNConfig, TorchDQN, c51_projection, q_spec, quantile_huber_losses  # noqa: E402
-from rlplat.algorithms.other_frameworks.dqn_tf import TfDQN, tf_c51_projection, tf_quantile_huber_losses  # noqa: E402
+from rlplat.algorithms.dqn import DQNConfig, c51_projection, quantile_huber_losses  # noqa: E402
+from rlplat.algorithms.other_frameworks.dqn_tf import (  # noqa: E402
+    TfR2D2,
+    tf_c51_projection,
+    tf_quantile_huber_losses,
+)
+from rlplat.algorithms.r2d2 import SequenceConfig, TorchR2D2  # noqa: E402
 from rlplat.rl.interfaces import Weights  # noqa: E402
 from rlplat.rl.obs_tree import map_obs  # noqa: E402
 from rlplat.rl.policies.make import make_policy  # noqa: E402
@@ -23,7 +28,7 @@ from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch  # noqa: E402
 from rlplat.rl.tf.q_network import NoisyLinear  # noqa: E402
 from rlplat.rl.torch.policy import TorchQPolicy  # noqa: E402
 from rlplat.rl.torch.q_network import NoisyLinear as TorchNoisyLinear  # noqa: E402
-from tests.algorithms.test_dqn_learner import trained_on  # noqa: E402
+from tests.algorithms.test_dqn_learner import q_spec, trained_on  # noqa: E402
 from tests.rl.tf.twins import SPECS, perturbed, random_obs, random_state  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -52,7 +57,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def config_of(case: str) -> DQNConfig:
     settings = {"env": "made up", "learner": {"precision": "float32", "device": "cpu", "num_threads": 1}}
-    return DQNConfig(**(settings | CASES[case][1] | {"max_gradient_norm": 1.0}))
+    return SequenceConfig(**(settings | CASES[case][1] | {"max_gradient_norm": 1.0}))
 
 
 def make(framework: Any, case: str, seed: int) -> Any:
@@ -123,7 +128,7 @@ def set_noise(theirs: Any, ours: Any, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_steps_are_torchs(case: str) -> None:
-    theirs, ours = make(TorchDQN, case, 1), make(TfDQN, case, 2)
+    theirs, ours = make(TorchR2D2, case, 1), make(TfR2D2, case, 2)
     rng, state = np.random.default_rng(0), theirs.get_state()
     state |= {"weights": perturbed(state["weights"], rng), "target": perturbed(state["target"], rng)}
     theirs.set_state(state)
@@ -170,7 +175,7 @@ def test_projection_and_quantile_loss_are_torchs() -> None:
 
 
 def test_the_target_network_is_a_copy_at_first_and_moves_by_tau() -> None:
-    net = make(TfDQN, "plain", 1)
+    net = make(TfR2D2, "plain", 1)
     before = net.get_state()
     assert all((before["target"][name] == w).all() for name, w in before["weights"].items())
     net.train(batches("plain", net, 1)[0], 0.1)
@@ -182,7 +187,7 @@ def test_the_target_network_is_a_copy_at_first_and_moves_by_tau() -> None:
 
 
 def test_values_of_next_observations_may_come_ahead_of_many_steps() -> None:
-    one, other = make(TfDQN, "plain", 1), make(TfDQN, "plain", 1)
+    one, other = make(TfR2D2, "plain", 1), make(TfR2D2, "plain", 1)
     drawn = batches("plain", one, 1)[0]
     ahead = other.target_outputs(drawn.next_obs)
     for part in (slice(0, 5), slice(5, 12)):
@@ -193,7 +198,7 @@ def test_values_of_next_observations_may_come_ahead_of_many_steps() -> None:
 
 @pytest.mark.parametrize("case", ["plain", "rainbow"])
 def test_a_restored_one_goes_on_bit_by_bit_noise_included(case: str) -> None:
-    one, other = make(TfDQN, case, 1), make(TfDQN, case, 7)
+    one, other = make(TfR2D2, case, 1), make(TfR2D2, case, 7)
     first, second = batches(case, one, 2)
     one.train(first, 1e-3)
     other.set_state(one.get_state())
@@ -206,7 +211,7 @@ def test_a_restored_one_goes_on_bit_by_bit_noise_included(case: str) -> None:
 def test_acts_like_torch(case: str) -> None:
     name, _ = CASES[case]
     spec, q, rng = SPECS[name](), q_spec(config_of(case)), np.random.default_rng(0)
-    weights: Weights = perturbed(make(TorchDQN, case, 1).trainee.weights(), rng)
+    weights: Weights = perturbed(make(TorchR2D2, case, 1).trainee.weights(), rng)
     ours = make_policy(spec, np.random.SeedSequence(1), q=q, framework="tf", precision="float32")
     theirs = TorchQPolicy(spec, q, np.random.SeedSequence(1), precision="float32")
     for policy in (ours, theirs):
@@ -234,7 +239,7 @@ def test_acts_like_torch(case: str) -> None:
 def test_golden_losses(case: str) -> None:
     """Three gradient steps from fixed weights and minibatches give the numbers on file; after an intended change delete
     the file and run this once."""
-    net = make(TfDQN, case, 1)
+    net = make(TfR2D2, case, 1)
     losses = []
     for batch in batches(case, net, 3):
         trained = trained_on(net, batch)
@@ -249,7 +254,7 @@ def test_golden_losses(case: str) -> None:
         assert got == pytest.approx(expected, rel=2e-3, abs=2e-5)
 
 
-@pytest.mark.parametrize("framework", [TorchDQN, TfDQN])
+@pytest.mark.parametrize("framework", [TorchR2D2, TfR2D2])
 def test_a_hundred_golden_updates_are_the_same_in_both(framework: Any) -> None:
     """From equal weights on equal minibatches, with target updates and a falling learning rate: one file for both.
     Some hundred updates later rounding turns an argmax, and the two are different runs."""
@@ -281,7 +286,7 @@ def test_networks_begin_alike() -> None:
     """Other numbers from the same seed, but the same distribution: uniform within 1/sqrt(inputs), of each layer."""
     config, spec = config_of("plain"), replace(SPECS["mlp"](), orthogonal_init=False)
     seed = np.random.SeedSequence(1)
-    nets: list[Any] = [make_net(config, spec, q_spec(config), seed) for make_net in (TorchDQN, TfDQN)]
+    nets: list[Any] = [make_net(config, spec, q_spec(config), seed) for make_net in (TorchR2D2, TfR2D2)]
     theirs, ours = (net.trainee.weights() for net in nets)
     fan_in = 0
     for name, weight in theirs.items():

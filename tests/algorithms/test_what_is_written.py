@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from rlplat.algorithms import a3c, alphazero, bc, cql, dqn, es, impala, mbpo, ppo, sac, td3
+from rlplat.algorithms import a3c, alphazero, apex, bc, cql, dqn, es, impala, mbpo, ppo, r2d2, sac, td3
 from rlplat.algorithms.other_frameworks import WRITTEN_FOR
 from rlplat.errors import ConfigError
 from rlplat.rl.class_path import load_class
@@ -65,14 +65,9 @@ FILES: dict[str, tuple[Any, str, dict[str, str], dict[str, Any]]] = {
     "dqn": (dqn, "DQN", {"td_losses": "loss"}, REPLAY),
     "dqn, c51": (dqn, "DQN", {"c51_projection": ""}, REPLAY | {"distributional": "c51"}),
     "dqn, qr": (dqn, "DQN", {"quantile_huber_losses": ""}, REPLAY | {"distributional": "qr"}),
-    "dqn with a core": (
-        dqn,
-        "DQN",
-        {"td_losses": "loss"},
-        REPLAY | WITH_CORE | {"burn_in": 1, "unroll_length": 2},
-    ),
+    "r2d2": (r2d2, "R2D2", {"": "loss"}, REPLAY | WITH_CORE | {"burn_in": 1, "unroll_length": 2}),
     "dqn, several agents": (dqn, "DQN", {"td_losses": "loss"}, REPLAY | SEVERAL),
-    "dqn, asynchronous": (dqn, "DQN", {"td_losses": "loss"}, REPLAY | {"asynchronous": True}),
+    "apex": (apex, "Apex", {"": "loss"}, REPLAY),
     "impala": (impala, "Impala", {"impala_loss": "loss"}, DISCRETE),
     "sac": (
         sac,
@@ -203,7 +198,7 @@ def test_in_other_processes_too() -> None:
             algorithm = load_class(f"{copied(module, *losses)}:{name}")
             with pytest.raises(Exception, match="mine ran"):
                 step(algorithm, settings | {"num_rollout_workers": 1})
-        for case in ("dqn, asynchronous", "ppo, several agents"):
+        for case in ("apex", "ppo, several agents"):
             module, name, _, settings = FILES[case]
             algorithm = type(f"My{name}", (getattr(module, name),), {"loss": staticmethod(ran)})
             with pytest.raises(Exception, match="mine ran"):
@@ -360,8 +355,8 @@ def test_a_replaced_method_runs_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_twins_were_written_for_what_the_files_say() -> None:
     """Where this fails, a torch class or a loss was edited: see that its twins compute the same (test_ppo_numpy.py,
     test_tf_ppo.py, ...), then write the new number into algorithms/other_frameworks/__init__.py."""
-    found = {f"rlplat.algorithms.{m.__name__.rpartition('.')[2]}": m for m in (ppo, a3c, dqn)}
-    torch_classes = {"ppo": "TorchPPO", "a3c": "TorchA3C", "dqn": "TorchDQN"}
+    found = {f"rlplat.algorithms.{m.__name__.rpartition('.')[2]}": m for m in (ppo, a3c, dqn, r2d2)}
+    torch_classes = {"ppo": "TorchPPO", "a3c": "TorchA3C", "dqn": "TorchDQN", "r2d2": "TorchR2D2"}
     assert {
         name: fingerprint(getattr(module, torch_classes[name.rpartition(".")[2]]))
         for name, module in found.items()

@@ -49,7 +49,7 @@ OtherConfig(env="CartPole-v1", owm=4)  # error
 
 run = rlplat.train("ppo", "CartPole-v1", stop={"wall_s": 60}, policy={"hidden_sizes": [8, 8]}, out="runs/x")
 assert_type(run.wall_s, float)
-rlplat.train("dqn", env="CartPole-v1", config=False, policy={"core": "lstm"}, evaluation={"epsilon": 0.05})
+rlplat.train("r2d2", env="CartPole-v1", config=False, policy={"core": "lstm"}, evaluation={"epsilon": 0.05})
 rlplat.train("bc", data="data/cartpole", seed=3)
 settings_of_mine: dict[str, Any] = {"own": 3}
 rlplat.train("./algo.py:Mine", env=dict, num_epochs=3, **settings_of_mine)

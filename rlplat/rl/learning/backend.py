@@ -36,6 +36,8 @@ from rlplat.rl.envs.names import env_family
 from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.spec import PolicySpec
 
+HOME = "rlplat.algorithms."
+
 
 @dataclass(frozen=True)
 class Computation:
@@ -207,9 +209,10 @@ def _written_for(twin: Any) -> Mapping[str, str] | None:
 
 
 def fingerprint(net: type[Any]) -> str:
-    """Of the text of a class and of the functions of its module that it calls, themselves and through others; empty
-    where there is no text."""
-    module, names, done, text = vars(sys.modules[net.__module__]), [net.__name__], set[str](), ""
+    """Of the text of a class and of the functions of its module that it calls, themselves and through others, and of
+    its bases among the algorithms; empty where there is no text."""
+    module, names, done = vars(sys.modules[net.__module__]), [net.__name__], set[str]()
+    text = "".join(fingerprint(base) for base in net.__bases__ if base.__module__.startswith(HOME))
     try:
         functions = _functions_of(net.__module__)
         if any(
@@ -242,9 +245,7 @@ def require_as_written(algorithm: type[Any], num_rollout_workers: int) -> None:
         not rlplat.is_initialized() or rlplat.get_runtime_context().is_one_process
     ):
         return
-    for home in (
-        base.__module__ for base in algorithm.__mro__ if base.__module__.startswith("rlplat.algorithms.")
-    ):
+    for home in (base.__module__ for base in algorithm.__mro__ if base.__module__.startswith(HOME)):
         module = vars(sys.modules[home])
         for name in _functions_of(home):
             if getattr(module.get(name), "__globals__", None) is not module:

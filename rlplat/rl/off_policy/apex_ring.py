@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ApexRing:
-    """Has the shards (`ReplayShard`), and asks them, the workers and the learner (`learn`) for what comes next."""
+    """Has the shards (`ReplayShard`), asks them, the workers and the learner (`learn_drawn`) for what comes next."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class ApexRing:
 
     def _on_drawn(self, shard: ActorHandle, drawn: ObjectRef) -> None:
         """A shard has drawn minibatches: the learner trains on them."""
-        metrics, priorities = self._learners.handles[0].learn.remote(drawn, self._tally.env_steps)
+        metrics, priorities = self._learners.handles[0].learn_drawn.remote(drawn, self._tally.env_steps)
         self._in_flight.ask(metrics, then=partial(self._on_learnt, shard, priorities))
 
     def _on_learnt(self, shard: ActorHandle, priorities: ObjectRef, metrics: ObjectRef) -> None:
@@ -228,7 +228,7 @@ class ReplayShard:
     """Part of the replay, in a process of its own.
 
     num_drawable, report = get(shard.add.remote(batch_ref, first_lane))
-    metrics, priorities = learner.learn.remote(shard.sample.remote(8 * 32, beta), env_steps)
+    metrics, priorities = learner.learn_drawn.remote(shard.sample.remote(8 * 32, beta), env_steps)
     shard.update_priorities.remote(priorities)
     """
 

@@ -12,10 +12,10 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from rlplat.rl.algorithm_config import AlgorithmConfig, Config, PolicyConfig, Width
-from rlplat.rl.interfaces import UpdateReport, Weights
+from rlplat.rl.interfaces import Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.normalization import ObsStatistics, obs_statistics
+from rlplat.rl.normalization import obs_statistics
 from rlplat.rl.obs_tree import flat_features
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.spec import PolicySpec
@@ -264,35 +264,19 @@ class ContinuousLearner(OffPolicyLearner[BoundedConfig]):
         return {EPSILON: np.array([float(warms_up)], np.float32)} | super().beside()
 
 
-def replay_round(
-    learner: Learner[Any],
-    replay: LearnerReplay,
-    statistics: ObsStatistics,
-    batches: Sequence[TransitionBatch],
-    learn: Callable[[int], list[dict[str, float]]],
-    metrics_of: Callable[[list[dict[str, float]]], dict[str, float]],
-) -> UpdateReport:
-    """One round into a learner's replay, the gradient steps that are due for it, publish version + 1.
+class TargetsAhead:
+    """A target network's outputs for many minibatches at once: half the work, as long as that network stays the same.
 
-    learn: makes so many gradient steps -> the figures of each, of which metrics_of makes those of the round.
+    ahead = TargetsAhead(net.target_outputs)
+    next_outputs = ahead.of(drawn, start, size, num_steps)
     """
-    started = perf_counter()
-    env_steps = replay.add(batches)
-    learner.env_steps += env_steps
-    is_first = statistics.is_empty
-    for batch in batches:
-        statistics.update(batch.obs, batch.valid)
-    if is_first:
-        statistics.weights()  # used from now on: nothing is learnt from raw observations
-    added = perf_counter()
-    trained = learn(replay.due(env_steps))
-    learnt = perf_counter()
-    learner.publish_next()
-    metrics = metrics_of(trained) | rollout_times(batches)
-    metrics |= {
-        "learner/replay_size": len(replay.buffer),
-        "time/replay_add_s": added - started,
-        "time/train_s": learnt - added,
-        "time/publish_s": perf_counter() - learnt,
-    }
-    return UpdateReport(env_steps, [e for batch in batches for e in batch.episodes], metrics)
+
+    def __init__(self, outputs_of: Callable[[Obs], Any]) -> None:
+        self._outputs_of, self._first, self._stop = outputs_of, 0, 0
+
+    def of(self, drawn: Any, start: int, size: int, num_steps: int) -> Any:
+        """For `size` rows from `start` on; num_steps: minibatches from here to the next change of the network."""
+        if start >= self._stop:
+            self._first, self._stop = start, start + num_steps * size
+            self._outputs = self._outputs_of(drawn.part(self._first, self._stop).next_obs)
+        return self._outputs[start - self._first : start - self._first + size]

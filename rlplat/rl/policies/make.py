@@ -44,6 +44,20 @@ def policy_for(
     )
 
 
+def q_policy_for(
+    settings: dict[str, Any],
+    spaces: SpaceSpec,
+    seed: np.random.SeedSequence,
+    *,
+    epsilons: Array | None = None,
+    num_threads: int = 0,
+) -> Policy:
+    """The same for one that acts by Q-values."""
+    return policy_for(
+        settings, spaces, seed, q=QSpec.of(settings), epsilons=epsilons, num_threads=num_threads
+    )
+
+
 def make_policy(
     spec: PolicySpec,
     seed: np.random.SeedSequence,

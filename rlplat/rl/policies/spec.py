@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -321,6 +321,11 @@ class QSpec:
     """Width of a hidden layer in each head; 0: none."""
     noisy_sigma: float = 0.5
     """sigma_0: how large the noise is at first."""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """Of a DQNConfig, as a dict."""
+        return cls(**{each.name: settings[each.name] for each in fields(cls) if each.name in settings})
 
     @property
     def num_outputs(self) -> int:

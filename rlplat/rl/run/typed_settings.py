@@ -81,11 +81,6 @@ class ExpectSettings(TypedDict, total=False):
     evaluation_return_mean: float | None
 
 
-class HindsightSettings(TypedDict, total=False):
-    goal_selection_strategy: Literal["none", "future", "final", "episode"]
-    n_sampled_goal: int
-
-
 class QEvaluationSettings(TypedDict, total=False):
     period: int
     episodes: int
@@ -94,6 +89,11 @@ class QEvaluationSettings(TypedDict, total=False):
     deterministic: bool
     video_period: int
     epsilon: float
+
+
+class HindsightSettings(TypedDict, total=False):
+    goal_selection_strategy: Literal["none", "future", "final", "episode"]
+    n_sampled_goal: int
 
 
 class AgentPolicySettings(TypedDict, total=False):
@@ -232,6 +232,45 @@ class AlphaZeroSettings(CommonSettings, total=False):
     max_gradient_norm: float | None
 
 
+class ApexSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: QEvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    env_steps_per_update: float
+    batch_size: int
+    learning_starts: int
+    target_period: int
+    target_tau: float
+    loss: Literal["huber", "mse"]
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    epsilon: ScheduleSetting
+    clip_rewards: bool
+    normalize_observations: bool
+    double: bool
+    dueling: bool
+    n_step: int
+    distributional: Literal["none", "c51", "qr"]
+    num_atoms: int
+    value_range: tuple[float, float] | list[float]
+    noisy: bool
+    head_hidden_size: int
+    replay_capacity: int
+    frame_stacks: bool
+    prioritized: bool
+    priority_alpha: float
+    importance_beta: ScheduleSetting
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    multi_agent: MultiAgentSettings | MultiAgentConfig
+    burn_in: int
+    unroll_length: int
+    num_replay_shards: int
+    updates_per_call: int
+    ratio_slack: float
+
+
 class BCSettings(CommonSettings, total=False):
     policy: PolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
@@ -298,12 +337,6 @@ class DQNSettings(CommonSettings, total=False):
     importance_beta: ScheduleSetting
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
-    burn_in: int
-    unroll_length: int
-    asynchronous: bool
-    num_replay_shards: int
-    updates_per_call: int
-    ratio_slack: float
     multi_agent: MultiAgentSettings | MultiAgentConfig
 
 
@@ -405,6 +438,42 @@ class PPOSettings(CommonSettings, total=False):
     multi_agent: MultiAgentSettings | MultiAgentConfig
 
 
+class R2D2Settings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: QEvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    env_steps_per_update: float
+    batch_size: int
+    learning_starts: int
+    target_period: int
+    target_tau: float
+    loss: Literal["huber", "mse"]
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    epsilon: ScheduleSetting
+    clip_rewards: bool
+    normalize_observations: bool
+    double: bool
+    dueling: bool
+    n_step: int
+    distributional: Literal["none", "c51", "qr"]
+    num_atoms: int
+    value_range: tuple[float, float] | list[float]
+    noisy: bool
+    head_hidden_size: int
+    replay_capacity: int
+    frame_stacks: bool
+    prioritized: bool
+    priority_alpha: float
+    importance_beta: ScheduleSetting
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    multi_agent: MultiAgentSettings | MultiAgentConfig
+    burn_in: int
+    unroll_length: int
+
+
 class SACSettings(CommonSettings, total=False):
     policy: ContinuousPolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
@@ -480,20 +549,13 @@ class AnySettings(CommonSettings, total=False):
     use_symmetries: bool
     weight_decay: float
     adam_epsilon: float
-    updates_per_round: int
-    target_tau: float
-    n_step: int
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
-    initial_entropy_coef: float
-    target_entropy: Literal["auto"] | float
-    conservative_coef: float
-    num_sampled_actions: int
     target_period: int
+    target_tau: float
     loss: Literal["huber", "mse"]
     epsilon: ScheduleSetting
     double: bool
     dueling: bool
+    n_step: int
     distributional: Literal["none", "c51", "qr"]
     num_atoms: int
     value_range: tuple[float, float] | list[float]
@@ -503,13 +565,19 @@ class AnySettings(CommonSettings, total=False):
     prioritized: bool
     priority_alpha: float
     importance_beta: ScheduleSetting
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    multi_agent: MultiAgentSettings | MultiAgentConfig
     burn_in: int
     unroll_length: int
-    asynchronous: bool
     num_replay_shards: int
     updates_per_call: int
     ratio_slack: float
-    multi_agent: MultiAgentSettings | MultiAgentConfig
+    updates_per_round: int
+    initial_entropy_coef: float
+    target_entropy: Literal["auto"] | float
+    conservative_coef: float
+    num_sampled_actions: int
     population_size: int
     episodes_per_perturbation: int
     noise_std: float

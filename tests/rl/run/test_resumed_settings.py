@@ -51,7 +51,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_setting_and_the_way_out(
 
 @pytest.mark.parametrize(("algo", "settings", "change"), [
     ("dqn", DQN, {"n_step": 3, "num_envs_per_worker": 2, "prioritized": True, "replay_capacity": 90}),
-    ("dqn", {**DQN, **LSTM}, {"burn_in": 3, "unroll_length": 6, "discount": 0.9}),
+    ("r2d2", {**DQN, **LSTM}, {"burn_in": 3, "unroll_length": 6, "discount": 0.9}),
     ("td3", {**DQN, "env": "Pendulum-v1"}, {"n_step": 2, "replay_capacity": 90}),
 ])  # fmt: skip
 def test_with_an_empty_replay_they_may_change(
@@ -70,7 +70,7 @@ def test_workers_0_and_1_fill_the_same_replay(dqn: Path) -> None:
 
 
 @pytest.mark.parametrize(("algo", "settings", "change"), [
-    ("dqn", {}, {"dueling": True}), ("dqn", {}, {"asynchronous": True}),
+    ("dqn", {}, {"dueling": True}), ("dqn", {}, {"noisy": True}),
     ("ppo", {"normalize_observations": True}, {"normalize_observations": False}),
     ("a3c", {}, {"normalize_observations": True}),
     ("impala", {}, {"optimizer": "rmsprop"}), ("a3c", {}, {"optimizer": "adam"}),

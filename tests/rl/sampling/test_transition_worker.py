@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplat.algorithms.dqn import DQNConfig, q_spec
+from rlplat.algorithms.dqn import DQNConfig
 from rlplat.rl.interfaces import Weights
 from rlplat.rl.policies.exploration import EPSILON
-from rlplat.rl.policies.make import policy_for
+from rlplat.rl.policies.make import q_policy_for
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 
 ENV = "tests.rl.fixture_envs:ScriptedEnv"
@@ -30,7 +30,7 @@ def make_worker() -> Iterator[Any]:
         config = DQNConfig(
             **({"env": ENV, "rollout_length": 7, "num_envs_per_worker": 2, "policy": policy} | settings)
         )
-        acting = partial(policy_for, q=q_spec(config), epsilons=epsilons)
+        acting = partial(q_policy_for, epsilons=epsilons)
         worker = RolloutWorker(config.model_dump(), 0, 0, acting, record="transitions")
         workers.append(worker)
         return worker

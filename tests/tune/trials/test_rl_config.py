@@ -113,7 +113,7 @@ def test_settings_that_the_algorithm_ignores_are_announced() -> None:
 @pytest.mark.parametrize(
     ("algo", "name"),
     [
-        ("dqn", "asynchronous"), ("dqn", "dueling"), ("impala", "optimizer"), ("ppo", "policy.hidden_sizes[0]"),
+        ("apex", "num_replay_shards"), ("dqn", "dueling"), ("impala", "optimizer"), ("ppo", "policy.hidden_sizes[0]"),
         ("es", "linear_policy"), ("mbpo", "model.ensemble_size"), ("mbpo", "model.hidden_sizes[0]"),
     ],
 )  # fmt: skip
