@@ -35,12 +35,11 @@ from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Result
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.off_policy.apex_ring import ApexRing, ReplayShard, shape_of_shard
-from rlplat.rl.off_policy.ring import q_replay_shape
+from rlplat.rl.off_policy.ring import Require
 from rlplat.rl.policies.exploration import lane_epsilons
 from rlplat.rl.policies.make import q_policy_for
-from rlplat.rl.policies.spec import policy_spec
+from rlplat.rl.policies.spec import require_discrete
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
-from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
 from rlplat.section import Count
 
@@ -105,11 +104,11 @@ class Apex(R2D2):
 
     def setup(self) -> None:
         """Shards, learner, rollout workers and their driver; returns when the first weights are published."""
-        config, settings, spaces = self.config, self.config.model_dump(), self.preflight()
-        assert isinstance(spaces, SpaceSpec)
-        self.spaces, spec = spaces, policy_spec(settings["policy"], spaces)
-        num_workers, B = max(1, config.num_rollout_workers), config.num_envs_per_worker
-        shape, shard = q_replay_shape(config, spec, B), spread(ReplayShard, settings)
+        config, settings = self.config, self.config.model_dump()
+        self.spaces = self.preflight(require_discrete)
+        [(spec, B)] = self.policies(self.spaces)
+        num_workers = max(1, config.num_rollout_workers)
+        shape, shard = self.replay_shape(spec, B), spread(ReplayShard, settings)
         shards = [
             self.start(shard, settings, spec, shape_of_shard(shape, config, i), i)
             for i in range(config.num_replay_shards)
@@ -127,8 +126,8 @@ class Apex(R2D2):
         self.require_open()
         return self.result(self.ring.turn(), {})
 
-    def preflight(self) -> SpaceSpec | MultiAgentPlan:
-        config, spaces = self.config, super().preflight()
+    def preflight(self, require: Require) -> Any:
+        config, spaces = self.config, super().preflight(require)
         if isinstance(spaces, MultiAgentPlan):
             raise ConfigError("the replay shards of apex are for one agent: --algo dqn")
         if config.normalize_observations:

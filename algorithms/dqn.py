@@ -33,30 +33,30 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rlplat.rl.algorithm_config import AlgorithmConfig, EvaluationConfig, PolicyConfig
+from rlplat.rl.algorithm_config import EvaluationConfig, PolicyConfig
 from rlplat.rl.interfaces import Array, Result, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.obs_tree import map_obs
-from rlplat.rl.off_policy.learner import REPLAY, OffPolicyLearner, TargetsAhead
-from rlplat.rl.off_policy.ring import DiscreteControl, q_replay_shape
+from rlplat.rl.off_policy.learner import REPLAY, OffPolicyConfig, OffPolicyLearner, TargetsAhead
+from rlplat.rl.off_policy.ring import OffPolicy
 from rlplat.rl.policies.exploration import EPSILON
-from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec
+from rlplat.rl.policies.make import q_policy_for
+from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec, require_discrete
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
-from rlplat.rl.replay.hindsight import HindsightConfig
 from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.schedules import LinearSchedule, ScheduledShare
 from rlplat.rl.spaces import MASK
 from rlplat.rl.unused_settings import Unused
-from rlplat.section import Count, Epsilon, Norm
+from rlplat.section import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import DQNSettings
 
+PRIORITIES = ("prioritized", "priority_alpha")
 AtomValue = Annotated[float, Field(ge=-1e9, le=1e9)]
 
 
@@ -84,63 +85,38 @@ class QEvaluationConfig(EvaluationConfig):
     0.001 in Rainbow. A greedy policy can wait for ever where only another action goes on."""
 
 
-class DQNConfig(AlgorithmConfig):
+class DQNConfig(OffPolicyConfig):
     """DQN's settings. The defaults are plain DQN for small environments; for Atari: configs/dqn/_atari.yaml."""
 
     unused = {
-        "learner.backend": Unused("dqn has no numpy learner", is_error=True, harmless=("torch",)),
-        "learner.num_learners": Unused("dqn has one learner", is_error=True),
+        **OffPolicyConfig.unused,
+        "learner.backend": Unused("there is no numpy learner", is_error=True, harmless=("torch",)),
         "policy.share_encoder": Unused("a Q-network has one encoder"),
         **dict.fromkeys(
             (f"policy.{key}" for key in ("squash_actions", "rescale_actions", "initial_log_std")),
             Unused("actions are discrete"),
         ),
     }
-    fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, *(field.name for field in fields(QSpec)))
-    shapes_replay: ClassVar[tuple[str, ...]] = (
-        *REPLAY,
-        "clip_rewards",
-        "frame_stacks",
-        "prioritized",
-        "priority_alpha",
-    )
+    fixed_on_resume = (*OffPolicyConfig.fixed_on_resume, *(field.name for field in fields(QSpec)))
+    shapes_replay: ClassVar[tuple[str, ...]] = (*REPLAY, "clip_rewards", "frame_stacks", *PRIORITIES)
 
     policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
     evaluation: QEvaluationConfig = Field(default_factory=QEvaluationConfig)
-    num_envs_per_worker: int = Field(default=1, ge=1, le=100_000)
-    """Environments side by side in each rollout worker."""
-    rollout_length: Count = 16
-    """T: steps of every environment per round."""
-
-    env_steps_per_update: float = Field(default=4.0, gt=0.0, le=1e9)
-    """Env steps for each gradient step."""
-    batch_size: Count = 32
-    """Transitions per gradient step."""
-    learning_starts: Count = 1_000
-    """Env steps before the first gradient step."""
     target_period: Count = 1_000
     """Gradient steps between updates of the target network."""
     target_tau: float = Field(default=1.0, gt=0.0, le=1.0)
     """What the target network then takes over: 1 copies; small, with target_period 1, is Polyak averaging."""
     loss: Literal["huber", "mse"] = "huber"
     """Of the temporal-difference error; distributional losses have their own."""
-    adam_epsilon: Epsilon = 1e-8
-    """Adam's epsilon; 1.5e-4 in Rainbow."""
-    max_gradient_norm: Norm | None = 10.0
-    """Gradients are scaled down to this global norm; null: they are not."""
     epsilon: ScheduledShare = LinearSchedule(start=1.0, end=0.05, until=0.1)
     """Share of random actions."""
     clip_rewards: bool = False
     """Learn from the sign of rewards; metrics stay raw."""
-    normalize_observations: bool = False
-    """Subtract the running mean, divide by the deviation, clip to +-10; of an image, those of each pixel."""
 
     double: bool = False
     """The online network chooses the next action, the target network values it."""
     dueling: bool = False
     """Heads for V and A: Q = V + A - mean(A)."""
-    n_step: int = Field(default=1, ge=1, le=10_000)
-    """Rewards that are summed before the bootstrap."""
     distributional: Literal["none", "c51", "qr"] = "none"
     """Learn the distribution of returns: on fixed atoms, or by quantiles."""
     num_atoms: int = Field(default=51, ge=2, le=100_000)
@@ -152,8 +128,6 @@ class DQNConfig(AlgorithmConfig):
     head_hidden_size: int = Field(default=0, ge=0, le=1_000_000)
     """Width of a hidden layer in each head, 0: none; Rainbow's CNN has 512."""
 
-    replay_capacity: Count = 100_000
-    """Steps that the replay holds."""
     frame_stacks: bool = True
     """Keep each frame of an image stack [C, H, W] or [T, H, W, C] once; no stack is kept as it is either way."""
     prioritized: bool = False
@@ -162,13 +136,15 @@ class DQNConfig(AlgorithmConfig):
     """Priorities are |error|^alpha."""
     importance_beta: ScheduledShare = LinearSchedule(start=0.4, end=1.0)
     """How much of the bias of prioritised draws importance weights take back."""
-    save_replay: bool = True
-    """Checkpoints hold the replay (its filled part); false: after a resume it fills anew."""
-    hindsight: HindsightConfig = Field(default_factory=HindsightConfig)
-    """Other goals for what was seen, where the environment has goals (docs/hindsight.md)."""
-
     multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
     """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""
+
+    @model_validator(mode="after")
+    def _check_value_range(self) -> Self:
+        low, high = self.value_range
+        if self.distributional == "c51" and low >= high:
+            raise ValueError(f"value_range is [{low:g}, {high:g}]: the first number is the smaller one")
+        return self
 
     if TYPE_CHECKING:
 
@@ -332,12 +308,8 @@ class TorchDQN(Saved):
                 self.network(map_obs(self._tensor, batch.next_obs))[0] if self.config.double else next_outputs
             )
             next_q = self.network.q_values(choosing)
-        return (
-            outputs,
-            next_outputs,
-            next_q,
-            self._tensor(batch.next_obs[MASK]) if self._spec.has_mask else None,
-        )
+        next_mask = self._tensor(batch.next_obs[MASK]) if self._spec.has_mask else None
+        return outputs, next_outputs, next_q, next_mask
 
     def reduced(self, losses: Tensor, errors: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """(the loss of the minibatch, the priorities of what it was drawn of)"""
@@ -448,7 +420,7 @@ class DQNLearner(OffPolicyLearner[DQNConfig]):
         return {EPSILON: epsilon} | super().beside()
 
 
-class DQN(DiscreteControl[DQNConfig]):
+class DQN(OffPolicy[DQNConfig]):
     """The ring, and `step()`, which turns it once.
 
     with DQN(DQNConfig(env="CartPole-v1", seed=1)) as dqn:
@@ -462,25 +434,25 @@ class DQN(DiscreteControl[DQNConfig]):
     nets = {"torch": TorchDQN, "tf": "rlplat.algorithms.other_frameworks.dqn_tf:TfDQN"}
     losses = ("loss",)
     weights_keys = ("weights", "target")
+    make_policy = staticmethod(q_policy_for)
 
     def setup(self) -> None:
         """Learner with its replay, rollout workers; returns when the first weights are published."""
-        config, settings, spaces = self.config, self.config.model_dump(), self.preflight()
-        self.spaces, B = spaces, config.num_envs_per_worker
-        if isinstance(spaces, MultiAgentPlan):  # such a ring for every policy
+        settings, self.spaces = self.config.model_dump(), self.preflight(require_discrete)
+        shapes = [self.replay_shape(*each) for each in self.policies(self.spaces)]
+        if isinstance(self.spaces, MultiAgentPlan):  # such a ring for every policy
+            replays = dict(zip(self.spaces.policies, shapes, strict=True))
             rings = PolicyRings(
-                spaces,
+                self.spaces,
                 settings,
-                lambda name, own, spec, server: self.learner_group(
-                    own, spec, server, q_replay_shape(config, spec, spaces.num_columns(name, B))
-                ),
+                lambda name, own, spec, server: self.learner_group(own, spec, server, replays[name]),
             )
             self.learners = self.add(rings, saved_as="learner")
             make_worker = rings.worker_maker(self.make_policy, record="transitions")
-            self.workers = self.start_workers(make_worker, len(spaces.trained))
+            self.workers = self.start_workers(make_worker, len(self.spaces.trained))
         else:
-            spec = policy_spec(settings["policy"], spaces)
-            self.learners = self.start_learners(settings, spec, q_replay_shape(config, spec, B))
+            spec = policy_spec(settings["policy"], self.spaces)
+            self.learners = self.start_learners(settings, spec, *shapes)
             self.workers = self.start_rollout_workers(settings, self.make_policy)
         self.learners.wait_until_ready()
 
@@ -490,3 +462,12 @@ class DQN(DiscreteControl[DQNConfig]):
         batches = self.workers.sample(*self.learners.latest())
         report = self.workers.deliver(batches, self.learners.update)
         return self.result(report, self.workers.metrics())
+
+    def replay_shape(self, spec: PolicySpec, num_columns: int) -> ReplayShape:
+        config = self.config
+        return replace(
+            super().replay_shape(spec, num_columns),
+            alpha=config.priority_alpha if config.prioritized else 0.0,
+            clip_rewards=config.clip_rewards,
+            frame_stacks=config.frame_stacks,
+        )

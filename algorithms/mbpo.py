@@ -38,12 +38,13 @@ from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import non_finite_error
 from rlplat.rl.obs_tree import flat_features
 from rlplat.rl.off_policy.model_rollouts import ModelReplay, branched_rollouts, mixed
+from rlplat.rl.off_policy.ring import Require
 from rlplat.rl.policies.bounded_actor import ActionScale
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import Minibatch, ReplayBuffer, ReplayShape
 from rlplat.rl.schedules import Schedule
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Coefficient, Count, Section, Share, Within
 
@@ -283,8 +284,8 @@ class MBPO(SAC):
 
     name, config_class, learner_class = "mbpo", MBPOConfig, MBPOLearner
 
-    def preflight(self) -> SpaceSpec:
-        spaces, env = super().preflight(), self.config.env
+    def preflight(self, require: Require) -> Any:
+        spaces, env = super().preflight(require), self.config.env
         if not isinstance(spaces.obs, ObsSpec) or spaces.obs.kind != "vector":
             raise UsageError(
                 f"MBPO predicts observations that are one vector (Box), but {env} has {_listed(spaces.obs)}; use SAC: "

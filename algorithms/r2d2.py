@@ -22,6 +22,7 @@ Different from the paper:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
@@ -29,7 +30,8 @@ from pydantic import Field
 
 from rlplat.algorithms.dqn import DQN, DQNConfig, QPolicyConfig, TorchDQN
 from rlplat.rl.obs_tree import map_obs
-from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
 from rlplat.rl.spaces import MASK
 from rlplat.section import Count
 
@@ -133,4 +135,12 @@ class R2D2(DQN):
 
     name = "r2d2"
     config_class: type[DQNConfig] = R2D2Config
+    config: SequenceConfig
     nets = {"torch": TorchR2D2, "tf": "rlplat.algorithms.other_frameworks.dqn_tf:TfR2D2"}
+    takes_cores = True
+
+    def replay_shape(self, spec: PolicySpec, num_columns: int) -> ReplayShape:
+        shape, config = super().replay_shape(spec, num_columns), self.config
+        if spec.core == "none":
+            return shape
+        return replace(shape, burn_in=config.burn_in, unroll=config.unroll_length)

@@ -42,10 +42,10 @@ from pydantic import Field
 from rlplat.rl.interfaces import Result
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.numpy_learning import Adam
-from rlplat.rl.off_policy.learner import ContinuousLearner, OffPolicyConfig
-from rlplat.rl.off_policy.ring import ContinuousControl, bounded_actor, replay_shape
-from rlplat.rl.policies.bounded_actor import ActorSpec
-from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.off_policy.learner import ContinuousConfig, ContinuousLearner
+from rlplat.rl.off_policy.ring import ContinuousControl, bounded_actor
+from rlplat.rl.policies.bounded_actor import ActorSpec, require_bounded
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import ReplayShape
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ Auto = Literal["auto"]
 GAUSSIAN = ActorSpec("squashed_gaussian")
 
 
-class SACConfig(OffPolicyConfig):
+class SACConfig(ContinuousConfig):
     """SAC's settings. The defaults are those of the paper, with MuJoCo's environments in mind."""
 
     entropy_coef: Auto | Annotated[float, Field(ge=0.0, le=1000.0)] = "auto"
@@ -223,9 +223,9 @@ class SAC(ContinuousControl[SACConfig]):
 
     def setup(self) -> None:
         """Learner and rollout workers; returns when the first weights are published."""
-        settings, self.spaces = self.config.model_dump(), self.preflight()
-        spec = policy_spec(settings["policy"], self.spaces)
-        self.learners = self.start_learners(settings, spec, replay_shape(self.config))
+        settings, self.spaces = self.config.model_dump(), self.preflight(require_bounded)
+        [(spec, num_envs)] = self.policies(self.spaces)
+        self.learners = self.start_learners(settings, spec, self.replay_shape(spec, num_envs))
         self.workers = self.start_rollout_workers(settings, self.make_policy)
         self.learners.wait_until_ready()
 

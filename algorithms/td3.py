@@ -43,10 +43,10 @@ from pydantic import Field
 
 from rlplat.rl.interfaces import Policy, Result
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.off_policy.learner import ContinuousLearner, OffPolicyConfig
-from rlplat.rl.off_policy.ring import ContinuousControl, bounded_actor, replay_shape
-from rlplat.rl.policies.bounded_actor import ActorSpec
-from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.off_policy.learner import ContinuousConfig, ContinuousLearner
+from rlplat.rl.off_policy.ring import ContinuousControl, bounded_actor
+from rlplat.rl.policies.bounded_actor import ActorSpec, require_bounded
+from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import ReplayShape
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.section import Count
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from rlplat.rl.torch.continuous_control import Transitions
 
 
-class TD3Config(OffPolicyConfig):
+class TD3Config(ContinuousConfig):
     """TD3's settings. The defaults are those of the paper, with the batch and the networks of SAC."""
 
     exploration_noise: float = Field(default=0.1, ge=0.0, le=10.0)
@@ -197,9 +197,9 @@ class TD3(ContinuousControl[TD3Config]):
 
     def setup(self) -> None:
         """Learner and rollout workers; returns when the first weights are published."""
-        settings, self.spaces = self.config.model_dump(), self.preflight()
-        spec = policy_spec(settings["policy"], self.spaces)
-        self.learners = self.start_learners(settings, spec, replay_shape(self.config))
+        settings, self.spaces = self.config.model_dump(), self.preflight(require_bounded)
+        [(spec, num_envs)] = self.policies(self.spaces)
+        self.learners = self.start_learners(settings, spec, self.replay_shape(spec, num_envs))
         self.workers = self.start_rollout_workers(settings, self.make_policy)
         self.learners.wait_until_ready()
 

@@ -3,8 +3,8 @@
 WRITTEN_FOR = {
     "rlplat.algorithms.ppo": "3891f0c5",
     "rlplat.algorithms.a3c": "6afe6d01",
-    "rlplat.algorithms.dqn": "8032653f",
-    "rlplat.algorithms.r2d2": "2c0477f3",
+    "rlplat.algorithms.dqn": "245e9a47",
+    "rlplat.algorithms.r2d2": "76dbe0cd",
 }
 """The torch class of each algorithm that these are the twins of, by its `rlplat.rl.learning.backend.fingerprint`. Where
 a file's class or losses read otherwise, its twins are not used: torch computes what is written."""

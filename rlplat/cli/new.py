@@ -12,11 +12,12 @@ from rlplat.errors import UsageError
 _KINDS = ("algorithm", "env", "policy", "callback")
 
 _HELP = """\
-Write a commented file to begin with: an algorithm (REINFORCE), an environment, a policy network, a callback. It
-runs as it is; its first lines say how.
+Write a commented file to begin with: an algorithm (REINFORCE; --off-policy: Q-learning from a replay), an
+environment, a policy network, a callback. It runs as it is; its first lines say how.
 
 kind@{algorithm,env,policy,callback}  what the file holds
 NAME  the name of the class, such as MyEnv; the file is my_env.py
+--off-policy  an algorithm that learns from a replay
 """
 
 
@@ -31,9 +32,12 @@ def run(arguments: list[str]) -> int:
         raise UsageError(
             f"'{name}' is not a name of a class: write it like MyEnv, letters and digits, a capital first"
         )
+    if options.off_policy and options.kind != "algorithm":
+        raise UsageError(f"--off-policy is of an algorithm, not of {options.kind}: omit it")
+    kind = "off_policy_algorithm" if options.off_policy else options.kind
     label = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     path = Path(f"{label}.py")
-    template = (files("rlplat.cli") / "templates" / f"{options.kind}.py.txt").read_text()
+    template = (files("rlplat.cli") / "templates" / f"{kind}.py.txt").read_text()
     text = template.replace("NAME", name).replace("FILE", path.name).replace("LABEL", label.replace("_", "-"))
     try:
         with path.open("x") as file:

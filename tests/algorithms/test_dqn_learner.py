@@ -22,10 +22,9 @@ from rlplat.rl.interfaces import Array, Episode
 from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.off_policy.ring import q_replay_shape
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec
-from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
+from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
 from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
@@ -88,7 +87,16 @@ def make_learner(server: Any, spaces: SpaceSpec = VECTOR, **settings: Any) -> DQ
     config = config_of(**settings)
     spec = spec_of(config, spaces)
     algorithm = R2D2 if isinstance(config, R2D2Config) else DQN
-    replay = q_replay_shape(config, spec, config.num_envs_per_worker)
+    sequences = {"burn_in": 3, "unroll": 4} if spec.core != "none" else {}
+    replay = ReplayShape(
+        config.replay_capacity,
+        num_lanes=config.num_envs_per_worker,
+        n_step=config.n_step,
+        discount=config.discount,
+        alpha=config.priority_alpha if config.prioritized else 0.0,
+        frame_stacks=True,
+        **sequences,
+    )
     learner = DQNLearner(computation_of(algorithm), config.model_dump(), spec, server, replay)
     learner.ready()
     return learner

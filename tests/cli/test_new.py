@@ -13,8 +13,9 @@ import pytest
 
 import rlplat
 from rlplat.cli import main
-from rlplat.errors import ConfigError, NonFiniteError
+from rlplat.errors import ConfigError, NonFiniteError, UsageError
 from rlplat.rl.class_path import load_class
+from tests.states import assert_resumes
 
 SHORT = [
     "--num-rollout-workers",
@@ -54,6 +55,48 @@ def test_the_algorithm_learns_with_worker_processes_and_is_resumed() -> None:
     agent = rlplat.load("run")
     assert np.mean([episode.episode_return for episode in agent.evaluate(10)]) > 120, "9.4 to begin with"
     assert main(["train", "--resume", "run", "--stop.env-steps", "61000"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_off_policy_algorithm_learns_with_worker_processes_and_is_resumed() -> None:
+    assert main(["new", "algorithm", "MyQ", "--off-policy"]) == 0
+    common = ["--num-rollout-workers", "2", "--env-steps-per-update", "2", "--seed", "1", "--out", "run"]
+    stop = ["--stop.env-steps", "20000"]
+    assert main(["train", "--algo", "./my_q.py:MyQ", "--env", "CartPole-v1", *common, *stop]) == 0
+    agent = rlplat.load("run")
+    assert np.mean([episode.episode_return for episode in agent.evaluate(10)]) > 120, "9.4 to begin with"
+    assert main(["train", "--resume", "run", "--stop.env-steps", "21000"]) == 0
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "rlplat.rl.envs.diagnostic:MaskedChoice"])
+def test_the_off_policy_algorithm_resumes_bit_by_bit(env: str) -> None:
+    assert main(["new", "algorithm", "MyQ", "--off-policy"]) == 0
+    algorithm = load_class("./my_q.py:MyQ")
+    small = {"learning_starts": 20, "target_period": 5, "n_step": 2, "policy": {"hidden_sizes": [8]}}
+    config = algorithm.config_class(env=env, seed=1, num_rollout_workers=0, deterministic=True, **small)
+    assert_resumes(algorithm, config, before=4, after=3)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"env": "Pendulum-v1"}, "MY-Q chooses among a fixed number of actions .* use SAC"),
+        ({"policy": {"core": "gru"}}, "policy.core=gru, but my-q replays single transitions: --algo r2d2"),
+        ({"framework": "tf"}, "my-q computes with torch: omit framework=tf"),
+        ({"replay_capacity": 20}, "raise replay_capacity"),
+    ],
+)
+def test_what_the_off_policy_algorithm_cannot_take_is_refused(given: dict[str, Any], message: str) -> None:
+    assert main(["new", "algorithm", "MyQ", "--off-policy"]) == 0
+    algorithm = load_class("./my_q.py:MyQ")
+    with pytest.raises(UsageError, match=message):
+        algorithm(algorithm.config_class(**({"env": "CartPole-v1", "num_rollout_workers": 0} | given)))
+
+
+def test_off_policy_is_of_an_algorithm(capsys: Any) -> None:
+    assert main(["new", "env", "MyEnv", "--off-policy"]) == 2
+    assert "--off-policy is of an algorithm, not of env: omit it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("core", ["none", "lstm", "gru", "attention"])

@@ -1,4 +1,4 @@
-"""docs/custom-algorithm.md does what it says: the algorithm on it trains, resumes, is evaluated and loaded."""
+"""docs/custom-algorithm.md does what it says: the algorithms on it train, resume, are evaluated and loaded."""
 
 from __future__ import annotations
 
@@ -43,19 +43,23 @@ def test_the_losses_of_the_page_train(
 
 
 @pytest.mark.slow
-def test_the_algorithm_of_the_page_learns(
+def test_the_off_policy_algorithms_of_the_page_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    block, command = blocks(PAGE, "python")[-1], commands(PAGE)[-1]
-    (tmp_path / "hill_climbing.py").write_text(block)
+    *_, new, train, conservative = commands(PAGE)
+    assert main(new[1:]) == 0
+    (tmp_path / "conservative_dqn.py").write_text(blocks(PAGE, "python")[-1])
+    common = ["--num-rollout-workers", "0", "--seed", "1", "--stop.env-steps", "15000"]
     try:
-        assert main([*command[1:], "--num-rollout-workers", "0", "--seed", "1", "--out", "run"]) == 0
-        agent = rlplat.load("run")
-        assert np.mean([episode.episode_return for episode in agent.evaluate(10)]) > 100, "9.4 to begin with"
-        assert main(["train", "--resume", "run", "--stop.env-steps", "22000"]) == 0
-        assert main(["evaluate", "run", "--episodes", "2", "--checkpoint", "best"]) == 0
+        for command, run in ((train, "own"), (conservative, "conservative")):
+            assert main([*command[1:], *common, "--out", run]) == 0
+            agent = rlplat.load(run)
+            returns = [episode.episode_return for episode in agent.evaluate(10)]
+            assert np.mean(returns) > 100, "9.4 to begin with"
+        assert main(["train", "--resume", "own", "--stop.env-steps", "15500"]) == 0
+        assert main(["evaluate", "own", "--episodes", "2", "--checkpoint", "best"]) == 0
         assert "2 episodes" in capsys.readouterr().out
     finally:
         for name in [name for name in sys.modules if name.startswith("rlplat_file_")]:

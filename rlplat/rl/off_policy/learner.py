@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from rlplat.rl.algorithm_config import AlgorithmConfig, Config, PolicyConfig, Width
+from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig, Width
 from rlplat.rl.interfaces import Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
@@ -86,6 +86,41 @@ REPLAY = ("replay_capacity", "num_rollout_workers", "num_envs_per_worker", "n_st
 """Settings that shape any replay of transitions."""
 
 
+class OffPolicyConfig(AlgorithmConfig):
+    """Settings of every algorithm with a replay."""
+
+    unused: ClassVar[Mapping[str, Unused]] = {
+        "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
+        "learner.num_learners": Unused("there is one learner", is_error=True),
+    }
+    shapes_replay: ClassVar[tuple[str, ...]] = REPLAY
+
+    num_envs_per_worker: int = Field(default=1, ge=1, le=100_000)
+    """Environments side by side in each rollout worker."""
+    rollout_length: Count = 16
+    """T: steps of every environment per round; then come the gradient steps that are due."""
+    env_steps_per_update: float = Field(default=4.0, gt=0.0, le=1e9)
+    """Env steps for each gradient step; 0.5: two gradient steps per env step."""
+    batch_size: Count = 32
+    """Transitions per gradient step."""
+    learning_starts: Count = 1_000
+    """Env steps before the first gradient step."""
+    n_step: int = Field(default=1, ge=1, le=10_000)
+    """Rewards that are summed before the bootstrap."""
+    adam_epsilon: Epsilon = 1e-8
+    """Adam's epsilon."""
+    max_gradient_norm: Norm | None = 10.0
+    """Gradients are scaled down to this global norm; null: they are not."""
+    normalize_observations: bool = False
+    """Subtract the running mean, divide by the deviation, clip to +-10."""
+    replay_capacity: Count = 100_000
+    """Steps that the replay holds."""
+    save_replay: bool = True
+    """Checkpoints hold the replay (its filled part); false: after a resume it fills again, by the policy."""
+    hindsight: HindsightConfig = Field(default_factory=HindsightConfig)
+    """Other goals for what was seen, where the environment has goals (docs/hindsight.md)."""
+
+
 class ContinuousPolicyConfig(PolicyConfig):
     """The networks, the same sizes for the actor and each critic."""
 
@@ -99,14 +134,11 @@ class ContinuousPolicyConfig(PolicyConfig):
     """The framework's own initialisation is used always."""
 
 
-class OffPolicyConfig(AlgorithmConfig):
+class ContinuousConfig(OffPolicyConfig):
     """Common to SAC and TD3."""
 
-    shapes_replay: ClassVar[tuple[str, ...]] = REPLAY
-
     unused = {
-        "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
-        "learner.num_learners": Unused("there is one learner", is_error=True),
+        **OffPolicyConfig.unused,
         "learner.precision": Unused("MLPs are computed in float32", is_error=True, harmless=("float32",)),
         "policy.core": Unused("transitions are replayed one by one", is_error=True),
         "policy.custom": Unused("the networks are MLPs", is_error=True),
@@ -120,11 +152,8 @@ class OffPolicyConfig(AlgorithmConfig):
     policy: ContinuousPolicyConfig = Field(default_factory=ContinuousPolicyConfig)
     num_rollout_workers: int = Field(default=0, ge=0, le=10_000)
     """Processes that step environments; 0: everything in this process, which is faster unless environments are slow."""
-    num_envs_per_worker: int = Field(default=1, ge=1, le=100_000)
-    """Environments side by side in each rollout worker."""
     rollout_length: Count = 32
     """T: steps of every environment per round; then come the gradient steps that are due."""
-
     env_steps_per_update: float = Field(default=1.0, gt=0.0, le=1e9)
     """Env steps for each gradient step; 0.5: two gradient steps per env step."""
     batch_size: Count = 256
@@ -133,29 +162,19 @@ class OffPolicyConfig(AlgorithmConfig):
     """Env steps before the first gradient step, with actions drawn uniformly between the bounds."""
     target_tau: float = Field(default=0.005, gt=0.0, le=1.0)
     """Polyak averaging of target networks: what they take over of the online ones."""
-    n_step: int = Field(default=1, ge=1, le=10_000)
-    """Rewards that are summed before the bootstrap."""
-    adam_epsilon: Epsilon = 1e-8
-    """Adam's epsilon."""
     max_gradient_norm: Norm | None = None
-    """Gradients of actor and critics are scaled down to this global norm; null: they are not."""
-    normalize_observations: bool = False
-    """Scale observations by running mean and deviation (one vector only)."""
-
+    """Gradients of actor and critics are scaled down to this global norm each; null: they are not."""
     replay_capacity: Count = 1_000_000
     """Steps that the replay holds."""
-    save_replay: bool = True
-    """Checkpoints hold the replay (its filled part); false: after a resume it fills anew, by the policy."""
-    hindsight: HindsightConfig = Field(default_factory=HindsightConfig)
-    """Other goals for what was seen, where the environment has goals (docs/hindsight.md)."""
 
 
-BoundedConfig = TypeVar("BoundedConfig", bound=OffPolicyConfig)
+AnyConfig = TypeVar("AnyConfig", bound=OffPolicyConfig)
+BoundedConfig = TypeVar("BoundedConfig", bound=ContinuousConfig)
 CHUNK = 64
 """Minibatches that are drawn at once."""
 
 
-class OffPolicyLearner(Learner[Config]):
+class OffPolicyLearner(Learner[AnyConfig]):
     """An actor. A subclass makes `trainee` and writes `learn`; its first weights are published when it is asked whether
     it is ready."""
 
@@ -171,8 +190,7 @@ class OffPolicyLearner(Learner[Config]):
     ) -> None:
         """settings: the config as a dict; replay: None where the transitions are elsewhere."""
         super().__init__(computation.config_class.model_validate(settings), parameter_server)
-        config: Any = self.config
-        self.spec = spec
+        config, self.spec = self.config, spec
         self.network_seed, replay_seed = self.seeds = seed_sequences(config.seed, "learner")
         self.replay = LearnerReplay(config, spec, replay, replay_seed) if replay is not None else None
         self.obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)

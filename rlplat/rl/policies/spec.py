@@ -308,23 +308,23 @@ def _shown(obs: ObsSpec | dict[str, ObsSpec]) -> str:
 class QSpec:
     """The heads: `num_outputs` numbers for every action."""
 
-    dueling: bool
+    dueling: bool = False
     """Q = V + A - mean(A) (Wang et al. 2016)."""
-    noisy: bool
+    noisy: bool = False
     """Heads with factorised noise in their weights (Fortunato et al. 2018)."""
-    distributional: Literal["none", "c51", "qr"]
-    num_atoms: int
+    distributional: Literal["none", "c51", "qr"] = "none"
+    num_atoms: int = 51
     """Atoms (C51) or quantiles (QR) of the distribution of returns."""
-    value_range: tuple[float, float]
+    value_range: tuple[float, float] = (-10.0, 10.0)
     """C51: the first and the last atom."""
-    head_hidden_size: int
+    head_hidden_size: int = 0
     """Width of a hidden layer in each head; 0: none."""
     noisy_sigma: float = 0.5
     """sigma_0: how large the noise is at first."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """Of a DQNConfig, as a dict."""
+        """Those of its fields that a config (as a dict) has."""
         return cls(**{each.name: settings[each.name] for each in fields(cls) if each.name in settings})
 
     @property
@@ -336,7 +336,7 @@ class QSpec:
         return np.linspace(*self.value_range, self.num_atoms, dtype=np.float32)
 
 
-def require_discrete(spaces: SpaceSpec, env: str) -> None:
+def require_discrete(spaces: SpaceSpec, env: str, algo: str) -> None:
     """Raises UsageError where actions are not Discrete."""
     if spaces.action.kind != "discrete":
         is_bounded_box = (
@@ -344,8 +344,8 @@ def require_discrete(spaces: SpaceSpec, env: str) -> None:
         )
         use = "sac" if is_bounded_box else "ppo"
         raise UsageError(
-            f"DQN chooses among a fixed number of actions (Discrete), but {env} has actions {spaces.action}; use "
-            f"{use.upper()}: rlplat train --algo {use} --env {shlex.quote(env)}"
+            f"{algo.upper()} chooses among a fixed number of actions (Discrete), but {env} has actions "
+            f"{spaces.action}; use {use.upper()}: rlplat train --algo {use} --env {shlex.quote(env)}"
         )
 
 

@@ -240,29 +240,29 @@ class ApexSettings(CommonSettings, total=False):
     env_steps_per_update: float
     batch_size: int
     learning_starts: int
+    n_step: int
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    normalize_observations: bool
+    replay_capacity: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
     target_period: int
     target_tau: float
     loss: Literal["huber", "mse"]
-    adam_epsilon: float
-    max_gradient_norm: float | None
     epsilon: ScheduleSetting
     clip_rewards: bool
-    normalize_observations: bool
     double: bool
     dueling: bool
-    n_step: int
     distributional: Literal["none", "c51", "qr"]
     num_atoms: int
     value_range: tuple[float, float] | list[float]
     noisy: bool
     head_hidden_size: int
-    replay_capacity: int
     frame_stacks: bool
     prioritized: bool
     priority_alpha: float
     importance_beta: ScheduleSetting
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
     multi_agent: MultiAgentSettings | MultiAgentConfig
     burn_in: int
     unroll_length: int
@@ -290,7 +290,6 @@ class CQLSettings(CommonSettings, total=False):
     env_steps_per_update: float
     batch_size: int
     learning_starts: int
-    target_tau: float
     n_step: int
     adam_epsilon: float
     max_gradient_norm: float | None
@@ -298,6 +297,7 @@ class CQLSettings(CommonSettings, total=False):
     replay_capacity: int
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
+    target_tau: float
     entropy_coef: Literal["auto"] | float
     initial_entropy_coef: float
     target_entropy: Literal["auto"] | float
@@ -314,29 +314,29 @@ class DQNSettings(CommonSettings, total=False):
     env_steps_per_update: float
     batch_size: int
     learning_starts: int
+    n_step: int
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    normalize_observations: bool
+    replay_capacity: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
     target_period: int
     target_tau: float
     loss: Literal["huber", "mse"]
-    adam_epsilon: float
-    max_gradient_norm: float | None
     epsilon: ScheduleSetting
     clip_rewards: bool
-    normalize_observations: bool
     double: bool
     dueling: bool
-    n_step: int
     distributional: Literal["none", "c51", "qr"]
     num_atoms: int
     value_range: tuple[float, float] | list[float]
     noisy: bool
     head_hidden_size: int
-    replay_capacity: int
     frame_stacks: bool
     prioritized: bool
     priority_alpha: float
     importance_beta: ScheduleSetting
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
     multi_agent: MultiAgentSettings | MultiAgentConfig
 
 
@@ -396,7 +396,6 @@ class MBPOSettings(CommonSettings, total=False):
     env_steps_per_update: float
     batch_size: int
     learning_starts: int
-    target_tau: float
     n_step: int
     adam_epsilon: float
     max_gradient_norm: float | None
@@ -404,6 +403,7 @@ class MBPOSettings(CommonSettings, total=False):
     replay_capacity: int
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
+    target_tau: float
     entropy_coef: Literal["auto"] | float
     initial_entropy_coef: float
     target_entropy: Literal["auto"] | float
@@ -446,29 +446,29 @@ class R2D2Settings(CommonSettings, total=False):
     env_steps_per_update: float
     batch_size: int
     learning_starts: int
+    n_step: int
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    normalize_observations: bool
+    replay_capacity: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
     target_period: int
     target_tau: float
     loss: Literal["huber", "mse"]
-    adam_epsilon: float
-    max_gradient_norm: float | None
     epsilon: ScheduleSetting
     clip_rewards: bool
-    normalize_observations: bool
     double: bool
     dueling: bool
-    n_step: int
     distributional: Literal["none", "c51", "qr"]
     num_atoms: int
     value_range: tuple[float, float] | list[float]
     noisy: bool
     head_hidden_size: int
-    replay_capacity: int
     frame_stacks: bool
     prioritized: bool
     priority_alpha: float
     importance_beta: ScheduleSetting
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
     multi_agent: MultiAgentSettings | MultiAgentConfig
     burn_in: int
     unroll_length: int
@@ -482,7 +482,6 @@ class SACSettings(CommonSettings, total=False):
     env_steps_per_update: float
     batch_size: int
     learning_starts: int
-    target_tau: float
     n_step: int
     adam_epsilon: float
     max_gradient_norm: float | None
@@ -490,6 +489,7 @@ class SACSettings(CommonSettings, total=False):
     replay_capacity: int
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
+    target_tau: float
     entropy_coef: Literal["auto"] | float
     initial_entropy_coef: float
     target_entropy: Literal["auto"] | float
@@ -503,7 +503,6 @@ class TD3Settings(CommonSettings, total=False):
     env_steps_per_update: float
     batch_size: int
     learning_starts: int
-    target_tau: float
     n_step: int
     adam_epsilon: float
     max_gradient_norm: float | None
@@ -511,6 +510,7 @@ class TD3Settings(CommonSettings, total=False):
     replay_capacity: int
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
+    target_tau: float
     exploration_noise: float
     policy_delay: int
     target_noise: float
@@ -549,13 +549,15 @@ class AnySettings(CommonSettings, total=False):
     use_symmetries: bool
     weight_decay: float
     adam_epsilon: float
+    n_step: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
     target_period: int
     target_tau: float
     loss: Literal["huber", "mse"]
     epsilon: ScheduleSetting
     double: bool
     dueling: bool
-    n_step: int
     distributional: Literal["none", "c51", "qr"]
     num_atoms: int
     value_range: tuple[float, float] | list[float]
@@ -565,8 +567,6 @@ class AnySettings(CommonSettings, total=False):
     prioritized: bool
     priority_alpha: float
     importance_beta: ScheduleSetting
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
     multi_agent: MultiAgentSettings | MultiAgentConfig
     burn_in: int
     unroll_length: int

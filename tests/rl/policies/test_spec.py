@@ -216,7 +216,7 @@ def test_it_needs_no_framework() -> None:
 @pytest.mark.parametrize(
     ("refuse", "obs", "action", "algo"),
     [
-        (lambda spaces: require_discrete(spaces, ENV), VECTOR, BOX, "sac"),
+        (lambda spaces: require_discrete(spaces, ENV, "dqn"), VECTOR, BOX, "sac"),
         (lambda spaces: require_bounded(spaces, ENV, "sac"), VECTOR, DISCRETE, "dqn"),
         (
             lambda spaces: require_bounded(spaces, ENV, "sac"),
