@@ -218,6 +218,8 @@ def backend(request: pytest.FixtureRequest, open_cluster: OpenCluster) -> Iterat
         with open_cluster(num_cpus=2, num_gpus=0):
             yield "zmq"
         return
+    if (mark := request.node.get_closest_marker("beside")) is not None:
+        pytest.skip(f"backend='inproc' runs nothing beside anything and counts no resources: {mark.args[0]}")
     rlplat.init(num_cpus=2, num_gpus=0, backend=request.param)
     yield request.param
     rlplat.shutdown()

@@ -54,11 +54,13 @@ def meeting(**options: Any) -> Any:
     return rlplat.remote(Local).options(**options)
 
 
+@pytest.mark.beside("coroutines")
 def test_hundreds_of_coroutines_are_in_flight_at_once(backend: str) -> None:
     actor = meeting().remote(expected=500)
     assert rlplat.get([actor.attend.remote(i) for i in range(500)], timeout=60) == list(range(500))
 
 
+@pytest.mark.beside("coroutines")
 def test_max_concurrency_bounds_the_coroutines(backend: str) -> None:
     actor = meeting(max_concurrency=3).remote()
     assert max(rlplat.get([actor.count.remote(5) for _ in range(30)], timeout=60)) == 3

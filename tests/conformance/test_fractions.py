@@ -12,6 +12,7 @@ import rlplat
 from rlplat.errors import InfeasibleResources, OptionError, OptionTypeError
 
 
+@pytest.mark.beside("resources")
 def test_tenths_fill_a_cpu_exactly(backend: str) -> None:
     for share in (0.1, 0.2, 0.05, 0.0625, 0.001):
         group = rlplat.placement_group([{"CPU": share}] * round(2 / share))
@@ -21,6 +22,7 @@ def test_tenths_fill_a_cpu_exactly(backend: str) -> None:
         assert rlplat.available_resources()["CPU"] == 2
 
 
+@pytest.mark.beside("resources")
 def test_whatever_comes_and_goes(backend: str) -> None:
     chance, groups = random.Random(1), []
     for _ in range(200):
@@ -39,6 +41,7 @@ def test_one_ten_thousandth_too_much_is_too_much(backend: str) -> None:
         rlplat.get(group.ready())
 
 
+@pytest.mark.beside("resources")
 def test_actors_hold_fractions(backend: str) -> None:
     @rlplat.remote(num_cpus=0.7)
     class Actor:

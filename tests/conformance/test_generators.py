@@ -247,6 +247,7 @@ def test_a_failure_before_the_first_value_is_given_once(cluster: None) -> None:
         rlplat.get(ref)
 
 
+@pytest.mark.beside("generators")
 def test_a_generator_waits_for_its_consumer(backend: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
 

@@ -169,6 +169,7 @@ def test_a_forked_child_is_refused_and_the_parent_unharmed(name: str) -> None:
     assert rlplat.get(f.remote(ref)) == 2
 
 
+@pytest.mark.beside("resources")
 def test_resources_are_counted(backend: str) -> None:
     class Actor:
         def f(self) -> None: ...

@@ -29,6 +29,7 @@ def where() -> tuple[Any, ...]:
     return context.get_placement_group_id(), context.get_assigned_resources(), context.get_node_id()
 
 
+@pytest.mark.beside("resources")
 def test_a_group_reserves_its_resources_until_it_is_removed(backend: str) -> None:
     group = rlplat.placement_group([{"CPU": 1}, {"CPU": 0.5}], strategy="PACK", name="g")
     assert rlplat.get(group.ready(), timeout=60) == group
@@ -40,6 +41,7 @@ def test_a_group_reserves_its_resources_until_it_is_removed(backend: str) -> Non
     assert soon(lambda: free_cpus() == 2)
 
 
+@pytest.mark.beside("resources")
 def test_tasks_and_actors_use_what_was_reserved(backend: str) -> None:
     group = rlplat.placement_group([{"CPU": 2}])
     in_it = where.options(placement_group=group, placement_group_bundle_index=0)

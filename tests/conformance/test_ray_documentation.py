@@ -194,12 +194,14 @@ class Meeting:
         return self.here
 
 
+@pytest.mark.beside("coroutines")
 def test_calls_of_an_async_actor_overlap(backend: str) -> None:
     """actors/async_api, "AsyncIO for Actors"."""
     meeting = Meeting.remote(20)
     assert rlplat.get([meeting.join.remote() for _ in range(20)], timeout=60) == [20] * 20
 
 
+@pytest.mark.beside("coroutines")
 def test_a_handful_of_calls_may_run_at_once(backend: str) -> None:
     """actors/async_api, "Setting concurrency in Async Actors": max_concurrency."""
 
@@ -252,6 +254,7 @@ def test_sync_methods_of_an_async_actor_can_be_called(backend: str) -> None:
     assert len(set(rlplat.get([actor.coroutine.remote(), actor.plain.remote()]))) == 1
 
 
+@pytest.mark.beside("coroutines")
 def test_concurrency_groups_bound_their_own_calls(backend: str) -> None:
     """actors/concurrency_group_api, "Defining Concurrency Groups" and "the default group"."""
 
@@ -282,6 +285,7 @@ def test_concurrency_groups_bound_their_own_calls(backend: str) -> None:
     assert max(rlplat.get([actor.io.options(concurrency_group="compute").remote() for _ in range(4)])) <= 2
 
 
+@pytest.mark.beside("coroutines")
 def test_one_groups_calls_do_not_hold_back_anothers(backend: str) -> None:
     """actors/concurrency_group_api."""
 
@@ -658,6 +662,7 @@ def test_cancel_with_force_ends_the_process(cluster: None, tmp_path: Any) -> Non
         rlplat.get(ref, timeout=60)
 
 
+@pytest.mark.beside("coroutines")
 def test_cancel_of_an_async_call_cancels_its_coroutine(backend: str) -> None:
     """`cancel`, "Actor Task": "If it is an async Actor, Ray cancels a asyncio.Task"."""
 
@@ -735,6 +740,7 @@ def test_env_vars_of_a_task_and_an_actor(cluster: None) -> None:
     assert rlplat.get(task.remote()) == "none"
 
 
+@pytest.mark.beside("resources")
 def test_a_placement_group_reserves_and_gives_back(backend: str) -> None:
     """scheduling/placement-group, "Create a Placement Group (Reserve Resources)"."""
     group = rlplat.placement_group([{"CPU": 1}], strategy="PACK")
@@ -763,6 +769,7 @@ def test_a_placement_group_knows_its_bundles(backend: str) -> None:
     assert soon(lambda: rlplat.available_resources().get("CPU", 0) == 2)
 
 
+@pytest.mark.beside("resources")
 def test_resources_of_an_actor_are_held_until_its_end(backend: str) -> None:
     """scheduling/resources, "Specifying Task or Actor Resource Requirements"."""
 

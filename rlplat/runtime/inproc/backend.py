@@ -1,79 +1,97 @@
-"""The verbs in one process: a call runs to its end inside `.remote()`, in the caller's thread. For debuggers.
+"""The verbs in one process, a declared subset: a call runs to its end inside `.remote()`, in the caller's thread.
 
-Values still go through `codec`, so what would fail on the wire fails here as well, and results are copies.
+For debuggers, and for what is to stay in one process: a run with `num_rollout_workers=0`, a trial. Values still go
+through `codec`, so what would fail on the wire fails here as well, and results are copies.
 
 What differs from processes
-1. Calls run one after the other: a breakpoint stops the program where it is. Methods of async actors are the exception
-   (see `inproc.calls`): they run on one event loop in a second thread, all at once as they do elsewhere.
-2. Threads of an actor (`max_concurrency`) do not exist; such an actor may be called from its own call.
-3. `timeout_s` cannot interrupt: a call that took longer fails when it ends. `cancel` ends coroutines and generators;
-   everything else has finished by then.
-4. Nobody dies, so retries are for `retry_exceptions`, and restarts for `kill(no_restart=False)`. Memory limits and
-   resources of tasks bound nothing; those of actors and placement groups are counted.
-5. Refused in words: a call on an actor that runs one, `pip` environments, a coroutine that blocks in `get`.
+1. Nothing runs beside anything: a ref's value is there before the ref, so `wait` and `timeout` wait for nothing. A
+   coroutine of an async actor runs to its end like any call; one that waits for another call waits for ever (a line
+   says so). A generator makes each value when it is asked for.
+2. An actor cannot be called from its own call (`Deadlock`), unless it is async or has `max_concurrency`.
+3. `timeout_s` cannot interrupt: a call that took longer fails when it ends. `cancel` ends generators; everything else
+   has finished by then.
+4. Nobody dies, so retries are for `retry_exceptions`, and restarts for `kill(no_restart=False)`.
+5. Resources are not counted: what could run in this cluster runs, and a placement group is there at once.
+6. Refused in words: packages of an environment (`pip`).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from rlplat.errors import NotInitialized, UsageError
+from rlplat.errors import NotInitialized, OptionError, UsageError
 from rlplat.runtime.backend import Backend
 from rlplat.runtime.core.owner.retries import exception_names
+from rlplat.runtime.core.resources import Resources, exact
 from rlplat.runtime.core.scheduler.actors import name_is_taken, no_such_actor
 from rlplat.runtime.demand import capture_of, captured, shape_of
 from rlplat.runtime.envs.spec import checked, merged
+from rlplat.runtime.generators import DynamicRefs, ObjectRefGenerator
 from rlplat.runtime.inproc.calls import (
     Call,
     LocalActor,
-    LocalStreams,
-    LoopThread,
-    call_options,
+    LocalStream,
     check_environment,
     current_call,
+    environment,
 )
-from rlplat.runtime.inproc.objects import LocalObjects, detached
-from rlplat.runtime.inproc.resources import NODE, LocalResources
-from rlplat.runtime.inproc.runs import Runs
+from rlplat.runtime.inproc.objects import LocalObjects, Outcome, detached, open_packed
 from rlplat.runtime.machine.hardware import machine_resources
 from rlplat.runtime.options import Options, check_exactly_once, check_group, check_name, check_retries
 from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.refs import INPROC, ObjectRef
-from rlplat.runtime.remote import TERMINATE, ActorExit, ActorHandle, describe_actor, is_async_class
+from rlplat.runtime.remote import TERMINATE, ActorExit, ActorHandle, describe_actor
 from rlplat.runtime.wire import codec
 from rlplat.runtime.wire.codec import RemoteCode
-from rlplat.runtime.wire.errors import to_exception
+from rlplat.runtime.wire.errors import describe_error, to_exception
 from rlplat.runtime.wire.messages import Cluster
-from rlplat.runtime.wire.values import ActorInfo, CallOptions, ErrorInfo, Place
+from rlplat.runtime.wire.values import (
+    DYNAMIC,
+    STREAMING,
+    ActorInfo,
+    CallOptions,
+    ErrorInfo,
+    GroupState,
+    NodeState,
+    Place,
+    Shape,
+)
 
 if TYPE_CHECKING:
     from rlplat.runtime.connect import Settings
 
-_ASYNC_CONCURRENCY = 1000
+_NODE = "node"
 
 
 class InprocBackend:
     client_id = INPROC
     can_nest = False
     outer: Backend | None = None
+    is_cancelled = False
+    """What runs cannot be cancelled: its caller waits for it."""
 
     def __init__(self, settings: Settings) -> None:
         self.namespace = settings.namespace
         self._runtime_env = checked(settings.runtime_env or {})
-        check_environment(self._runtime_env, "rlplat.init", is_async=False)
-        self._resources = LocalResources(
-            machine_resources(settings.num_cpus, settings.num_gpus, settings.resources)
-        )
+        check_environment(self._runtime_env, "rlplat.init")
+        self._total = machine_resources(settings.num_cpus, settings.num_gpus, settings.resources)
         self._objects = LocalObjects(self.client_id)
         self._objects.on_freed = self._on_freed
-        self._loop = LoopThread()
-        self._streams = LocalStreams(self._objects, self._loop)
+        self._streams: dict[int, LocalStream] = {}
+        """Those that have not ended."""
+        self._dropped: list[int] = []
+        """Of them, what nobody reads any more."""
         self._actors: dict[str, LocalActor] = {}
         self._actor_by_name: dict[tuple[str, str], LocalActor] = {}
-        self._runs = Runs(self._objects, self._streams, self._loop, self._end)
+        self._groups: dict[str, tuple[PlacementGroup, ErrorInfo | None]] = {}
+        """And why it is not there, or no more."""
+        self._group_numbers = itertools.count(1)
+        self._is_closed = False
 
     def nested_opened(self) -> None:
         raise AssertionError("nothing nests in this backend")
@@ -87,37 +105,187 @@ class InprocBackend:
         return self._objects.add(detached(codec.pack(value, "the value of rlplat.put")))
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
-        return self._objects.get(refs, timeout)
+        return [self._objects.read(ref) for ref in refs]
 
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]:
-        self._objects.wait_for(refs, num_returns, timeout)
-        ready: list[Any] = []
-        rest: list[Any] = []
         for ref in refs:
-            is_ready = self._objects.is_there(ref) and len(ready) < num_returns
-            (ready if is_ready else rest).append(ref)
-        return ready, rest
+            if isinstance(ref, ObjectRef):
+                self._objects.entry(ref)
+        return list(refs[:num_returns]), list(refs[num_returns:])
 
     def future(self, ref: ObjectRef) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-
-        def settle() -> None:
-            try:
-                future.set_result(self._objects.read(ref))
-            except Exception as error:
-                future.set_exception(error)
-
-        if not self._objects.when_ready(ref, settle):
-            settle()
+        try:
+            future.set_result(self._objects.read(ref))
+        except Exception as error:
+            future.set_exception(error)
         return future
 
     async def value_of(self, ref: ObjectRef) -> Any:
         """`await ref`."""
-        await self._runs.arrived([ref])
         return self._objects.read(ref)
+
+    # -- running
+
+    def _call(self, what: str, target: Any, args: tuple, kwargs: dict, **more: Any) -> Call:
+        packed = detached(codec.pack((args, kwargs), f"an argument of {what}"))
+        deps = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, ObjectRef)]
+        return Call(what, target, packed, deps, **more)
+
+    def _submit(self, call: Call) -> Any:
+        """Run it; what its caller gets."""
+        if self._is_closed:
+            raise NotInitialized("the runtime was shut down")
+        self._objects.collect()
+        while self._dropped:
+            self._give_up(self._dropped.pop())
+        if call.num_returns in (STREAMING, DYNAMIC):
+            return self._stream(call)
+        is_unread, call.num_returns = not call.num_returns, call.num_returns or 1
+        call.out = [self._objects.add(None) for _ in range(call.num_returns)]
+        outcome = self._run(call, call.outcomes)
+        outcomes = [outcome] * call.num_returns if isinstance(outcome, ErrorInfo) else outcome
+        for ref, each in zip(call.out, outcomes, strict=True):
+            self._objects.fill(ref.id, each)
+        return None if is_unread else call.out[0] if call.num_returns == 1 else list(call.out)
+
+    def _run(self, call: Call, finish: Callable[[Any], Any]) -> Any:
+        """What `finish` makes of what the target returns; an `ErrorInfo` in its place where that fails."""
+        actor = call.actor
+        with self._inside(call):
+            reason = self._reason_not_to_run(call)
+            while reason is None:
+                try:
+                    args, kwargs = self._arguments(call)
+                    ready = functools.partial(call.target, *args, **kwargs)
+                    value = ready() if actor is None or call is actor.make else actor.perform(call, ready)
+                    reason = call.deadline_error()
+                    if reason is None:
+                        return finish(value)
+                except ActorExit:
+                    assert actor is not None
+                    where = " in its constructor" if call is actor.make else ""
+                    text = f"actor {actor.class_name} is gone: it called rlplat.exit_actor(){where}"
+                    self._end(actor, ErrorInfo("ActorDied", text))
+                    reason = actor.death
+                except Exception as error:
+                    reason = call.deadline_error() if isinstance(error, TimeoutError) else None
+                    if reason is None and not call.may_retry(error):
+                        reason = describe_error(error, call.what)
+            return reason
+
+    @contextmanager
+    def _inside(self, call: Call) -> Iterator[None]:
+        entered = nullcontext() if call.actor is None else call.actor.entered(call)
+        with entered, environment(call.runtime_env):
+            token = current_call.set(call)
+            try:
+                yield
+            finally:
+                current_call.reset(token)
+
+    def _reason_not_to_run(self, call: Call) -> ErrorInfo | None:
+        if call.actor is not None and call.actor.death is not None:
+            return call.actor.death
+        outcomes = map(self._objects.outcome, call.deps)
+        return next((outcome for outcome in outcomes if isinstance(outcome, ErrorInfo)), None)
+
+    def _arguments(self, call: Call) -> tuple[list[Any], dict[str, Any]]:
+        """Copies, as a worker would get them; refs among them replaced by their values."""
+
+        def value(arg: Any) -> Any:
+            return self._objects.read(arg) if isinstance(arg, ObjectRef) else arg
+
+        args, kwargs = open_packed(call.args)
+        return list(map(value, args)), {key: value(arg) for key, arg in kwargs.items()}
+
+    # -- generators
+
+    def _stream(self, call: Call) -> Any:
+        completed = self._objects.add(lambda: self._drain(stream))
+        call.out = [completed]
+        made = self._run(call, lambda value: value)
+        stream = self._streams[completed.id] = LocalStream(call, made)
+        if call.actor is not None:
+            stream.actor = self._handle(call.actor)
+        if isinstance(made, ErrorInfo):
+            self._end_stream(stream, made)
+        elif not isinstance(made, Iterator | AsyncIterator):
+            text = f"it must be a generator to stream, and returned {type(made).__name__}"
+            self._end_stream(stream, describe_error(ValueError(text), call.what))
+        if call.num_returns == DYNAMIC:
+            self._drain(stream)
+            return completed
+        return ObjectRefGenerator(self, stream, completed)
+
+    def _drain(self, stream: LocalStream) -> None:
+        while not stream.is_ended:
+            self._advance(stream)
+
+    def _advance(self, stream: LocalStream) -> None:
+        """Make the next value, or the end."""
+        call = stream.call
+        reason = self._reason_not_to_run(call) or call.deadline_error()
+        if reason is not None:
+            self._end_stream(stream, reason)
+            return
+        with self._inside(call):
+            try:
+                outcome: Outcome = detached(codec.pack(stream.make_next(), f"a value of {stream.name}"))
+            except (StopIteration, StopAsyncIteration):
+                self._end_stream(stream, None)
+                return
+            except Exception as error:
+                if call.may_retry(error):  # from its beginning, and on behind the values that are there
+                    args, kwargs = self._arguments(call)
+                    stream.iterator = itertools.islice(call.target(*args, **kwargs), stream.num_have, None)
+                    return
+                outcome = describe_error(error, stream.name)
+        stream.ready.append(self._objects.add(outcome))
+        stream.num_have += 1
+        if isinstance(outcome, ErrorInfo):
+            self._end_stream(stream, None)
+
+    def _end_stream(self, stream: LocalStream, error: ErrorInfo | None) -> None:
+        del self._streams[stream.task]
+        stream.ended(error is not None)
+        value: Any = None
+        if stream.call.num_returns == DYNAMIC:
+            value = DynamicRefs(list(stream.ready))
+            stream.ready.clear()
+        self._objects.fill(stream.task, error or codec.pack(value))
+        stream.close()
+
+    def next_ref(self, stream: Any, completed: ObjectRef, timeout_s: float | None = None) -> ObjectRef | None:
+        if not stream.can_take():
+            self._advance(stream)
+            return self.next_ref(stream, completed)
+        if stream.ready:
+            ref: ObjectRef = stream.take()[0]
+            return ref
+        return completed if stream.take_failure() else None
+
+    async def next_ref_async(self, stream: Any, completed: ObjectRef) -> ObjectRef | None:
+        return self.next_ref(stream, completed)
+
+    def is_ready(self, stream: Any) -> bool:
+        return True
+
+    def drop(self, task: int) -> None:
+        self._dropped.append(task)
+
+    def _give_up(self, task: int) -> None:
+        stream = self._streams.get(task)
+        if stream is not None:
+            text = f"{stream.name} was cancelled by rlplat.cancel"
+            self._end_stream(stream, ErrorInfo("TaskCancelled", text))
+
+    def cancel(self, ref: ObjectRef, force: bool = False, recursive: bool = True) -> None:
+        """Ends a generator; every other call has finished, and nothing happens."""
+        self._give_up(ref.id)
 
     # -- tasks
 
@@ -127,10 +295,9 @@ class InprocBackend:
     def _submit_task(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> Any:
         what = f"task {options.name or code.name}"
         options = _in_context(options)
-        shape = shape_of(options, 1, self._resources.total, f"task {code.name}")
-        self._resources.check(shape, what)
+        shape = self._shape(options, 1, f"task {code.name}")
         env = merged(self._runtime_env, options.runtime_env)
-        check_environment(env, what, is_async=False)
+        check_environment(env, what)
         codec.dump_code(code)
         call = self._call(
             what,
@@ -139,27 +306,22 @@ class InprocBackend:
             kwargs,
             shape=shape,
             num_returns=options.num_returns,
-            window=options.generator_backpressure,
             timeout_s=options.timeout_s,
             num_retries=options.max_retries,
             retry_exceptions=exception_names(options.retry_exceptions),
             runtime_env=env,
             capture=capture_of(options),
         )
-        return self._runs.submit(call)
+        return self._submit(call)
 
-    def _call(self, what: str, target: Any, args: tuple, kwargs: dict, **more: Any) -> Call:
-        packed = detached(codec.pack((args, kwargs), f"an argument of {what}"))
-        deps = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, ObjectRef)]
-        return Call(what, target, packed, deps, **more)
-
-    def cancel(self, ref: ObjectRef, force: bool = False, recursive: bool = True) -> None:
-        """Ends coroutines and generators; every other call has finished, and nothing happens."""
-        stream = self._streams.find(ref.id)
-        if stream is not None and stream.is_begun:
-            self._streams.cancel(stream)
-        elif self._objects.outcome(ref) is None:
-            self._runs.cancel(ref.id)
+    def _shape(self, options: Options, default_cpus: float, who: str) -> Shape:
+        """What it needs, which this cluster could give it."""
+        shape = shape_of(options, default_cpus, self._total, who)
+        if shape.group:
+            error = self._error_of(shape.group, who)
+            if error is not None:
+                raise to_exception(error)
+        return shape
 
     # -- actors
 
@@ -176,41 +338,55 @@ class InprocBackend:
         codec.dump_code(code)
         check_exactly_once(code, options)
         options = _in_context(options)
-        shape = shape_of(options, 0, self._resources.total, what)
-        is_async = is_async_class(code.target)
+        shape = self._shape(options, 0, what)
         env = merged(self._runtime_env, options.runtime_env)
-        check_environment(env, what, is_async)
+        check_environment(env, what)
         make = self._call(what, code.target, args, kwargs, runtime_env=env)
         info = describe_actor(code, options)
-        give_back = self._resources.take(shape, what)
         creation = self._objects.add(codec.pack(None))
-        most = options.max_concurrency or (_ASYNC_CONCURRENCY if is_async else 1)
-        actor = LocalActor(f"{creation.owner}:{creation.id}", info, make, options.max_restarts, most)
-        actor.shape, actor.give_back, actor.capture = shape, give_back, capture_of(options)
+        overlaps = (options.max_concurrency or 1) > 1 or bool(options.concurrency_groups)
+        actor = LocalActor(f"{creation.owner}:{creation.id}", info, make, options.max_restarts, overlaps)
+        actor.shape, actor.capture, actor.names = shape, capture_of(options), names
         actor.concurrency_groups = dict(options.concurrency_groups)
-        make.actor, actor.names = actor, names
+        make.actor = actor
         self._actors[actor.id] = actor
         if names is not None:
             self._actor_by_name[names] = actor
         if options.lifetime == "detached":
             actor.creation = creation
-        self._runs.submit(make)
+        self._construct(actor)
         return ActorHandle(actor.id, info, creation)
+
+    def _construct(self, actor: LocalActor) -> None:
+        make = actor.make
+        make.caller = current_call.get()
+        make.out = [self._objects.add(None)]
+
+        def keep(instance: Any) -> None:
+            actor.instance = instance
+
+        error = self._run(make, keep)
+        if error is not None and actor.death is None:
+            text = f"actor {actor.class_name} could not be created: {error.message}"
+            self._end(actor, ErrorInfo("ActorDied", text, error.exception))
 
     def _handle(self, actor: LocalActor) -> ActorHandle:
         owner, id = actor.id.rsplit(":", 1)
         return ActorHandle(actor.id, actor.info, self.adopt(owner, int(id)))
 
-    def submit_call(
-        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
-    ) -> Any:
+    def _actor(self, handle: ActorHandle) -> LocalActor:
         actor = self._actors.get(handle._actor_id)
         if actor is None:
             raise NotInitialized(f"{handle!r} belongs to a cluster that was shut down")
+        return actor
+
+    def submit_call(
+        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
+    ) -> Any:
+        actor = self._actor(handle)
         what = f"{actor.class_name}.{method}"
         if method == TERMINATE:
-            call = self._call(f"actor {actor.class_name}", self._terminate, (), {}, actor=actor)
-            return self._runs.submit(call)
+            return self._submit(self._call(f"actor {actor.class_name}", self._terminate, (), {}, actor=actor))
         check_group(what, options.concurrency_group, actor.concurrency_groups)
         if options.retry_exceptions:
             check_retries(what, actor.info.exactly_once)
@@ -221,22 +397,22 @@ class InprocBackend:
             kwargs,
             runtime_env=actor.make.runtime_env,
             actor=actor,
-            **call_options(options),
+            num_returns=options.num_returns,
+            timeout_s=options.timeout_s,
+            num_retries=options.max_task_retries or 0,
+            retry_exceptions=options.retry_exceptions,
         )
-        return self._runs.submit(call)
+        return self._submit(call)
 
     def kill(self, handle: ActorHandle, no_restart: bool = True) -> None:
-        actor = self._actors.get(handle._actor_id)
-        if actor is None:
-            raise NotInitialized(f"{handle!r} belongs to a cluster that was shut down")
+        actor = self._actor(handle)
         if actor.death is not None:
             return
         if not no_restart and actor.num_restarts_left:
             actor.num_restarts_left -= 1
             actor.incarnation += 1
-            actor.instance = None
-            actor.make.out = [self._objects.add(None, actor.make.what)]
-            self._runs.run(actor.make)
+            actor.close()
+            self._construct(actor)
             return
         self._end(actor, ErrorInfo("ActorDied", f"actor {actor.class_name} was killed by rlplat.kill"))
 
@@ -286,45 +462,74 @@ class InprocBackend:
         if actor.death is None:
             actor.death = death
             self._tell(actor)
-        actor.instance = None
-        give_back, actor.give_back = actor.give_back, _nothing
-        give_back()
+        actor.close()
         if actor.names is not None and self._actor_by_name.get(actor.names) is actor:
             del self._actor_by_name[actor.names]
 
     # -- the cluster
 
     def resources(self, available: bool) -> dict[str, float]:
-        self._objects.collect()
-        return dict(self._resources.free if available else self._resources.total)
+        return dict(self._total)
 
     def create_group(
         self, bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str, is_detached: bool
     ) -> PlacementGroup:
-        return self._resources.create(bundles, strategy, name)
+        alive = [group for group, error in self._groups.values() if error is None]
+        if name and any(group.name == name for group in alive):
+            raise OptionError(f"a placement group named {name!r} exists already")
+        group = PlacementGroup(f"inproc:{next(self._group_numbers)}", bundles, strategy, name)
+        needed: Resources = {}
+        for resource, amount in itertools.chain.from_iterable(bundles):
+            needed[resource] = exact(needed.get(resource, 0) + amount)
+        error = None
+        if any(self._total.get(resource, 0) < amount for resource, amount in needed.items()):
+            error = f"{group!r} needs {needed} in all, and there is {self._total}"
+        elif strategy == "STRICT_SPREAD" and len(bundles) > 1:
+            error = f"{group!r} needs {len(bundles)} nodes, and there is 1"
+        self._groups[group.id] = group, None if error is None else ErrorInfo("InfeasibleResources", error)
+        return group
+
+    def _error_of(self, group_id: str, who: str) -> ErrorInfo | None:
+        if group_id not in self._groups:
+            raise OptionError(
+                f"{who}: its placement group belongs to another cluster, or one that was shut down"
+            )
+        return self._groups[group_id][1]
 
     def group_ready(self, group: PlacementGroup) -> ObjectRef:
-        ref = self._objects.add(None, repr(group))
-        self._resources.when_ready(group, lambda outcome: self._objects.fill(ref.id, outcome))
-        return ref
+        return self._objects.add(self._error_of(group.id, repr(group)) or codec.pack(group))
 
     def remove_group(self, group: PlacementGroup) -> None:
+        self._error_of(group.id, repr(group))
+        self._groups[group.id] = group, ErrorInfo("PlacementGroupRemoved", f"{group!r} was removed")
         for actor in list(self._actors.values()):
             if actor.shape.group == group.id and actor.death is None:
                 text = f"actor {actor.class_name} is gone: its placement group was removed"
                 self._end(actor, ErrorInfo("ActorDied", text))
-        self._resources.remove(group)
 
     def cluster(self) -> Cluster:
         """The one node, the placement groups, and what the call that asks holds."""
-        call, here = current_call.get(), Place(NODE)
+        call, here = current_call.get(), Place(_NODE)
         if call is not None and call.actor is not None:
             actor, shape = call.actor, call.actor.shape
             name = actor.names[1] if actor.names else ""
-            here = Place(NODE, shape, actor.id, shape.bundle, name, actor.incarnation, actor.info)
+            here = Place(_NODE, shape, actor.id, shape.bundle, name, actor.incarnation, actor.info)
         elif call is not None:
-            here = Place(NODE, call.shape, bundle=call.shape.bundle)
-        return Cluster(0, self._resources.nodes(), self._resources.groups(), here)
+            here = Place(_NODE, call.shape, bundle=call.shape.bundle)
+        node = NodeState(_NODE, True, dict(self._total), dict(self._total))
+        states = {"PlacementGroupRemoved": "REMOVED", "InfeasibleResources": "PENDING"}
+        groups = [
+            GroupState(
+                group.id,
+                group.name,
+                group.strategy,
+                "CREATED" if error is None else states[error.kind],
+                group.bundle_specs,
+                [_NODE if error is None else ""] * group.bundle_count,
+            )
+            for group, error in self._groups.values()
+        ]
+        return Cluster(0, [node], groups, here)
 
     @property
     def running_task(self) -> str | None:
@@ -339,22 +544,17 @@ class InprocBackend:
             return f"{call.actor.class_name}.__init__"
         return None if call is None else call.what.removeprefix("task ")
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Only a coroutine can be cancelled while it runs."""
-        call = current_call.get()
-        return call is not None and self._runs.is_cancelled(call)
-
     def shutdown(self) -> None:
-        if threading.current_thread() is self._loop.thread or current_call.get() is not None:
+        if current_call.get() is not None:
             raise UsageError(
                 "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
             )
-        self._runs.close()
+        self._is_closed = True
         self._actor_by_name.clear()
         for actor in self._actors.values():
-            actor.instance = None
+            actor.close()
         self._actors.clear()
+        self._streams.clear()
         self._objects.clear()
 
 
@@ -363,7 +563,3 @@ def _in_context(options: Options) -> Options:
     call = current_call.get()
     capture = None if call is None else call.capture if call.actor is None else call.actor.capture
     return options if capture is None else captured(options, capture)
-
-
-def _nothing() -> None:
-    pass

@@ -1,18 +1,15 @@
-"""Objects of the in-process backend: values, who holds refs to them, and waiting for those that are late."""
+"""Objects of the in-process backend: values, and who holds refs to them. A value is there before its ref is."""
 
 from __future__ import annotations
 
 import itertools
 import pickle
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from rlplat.errors import GetTimeout, NotInitialized, RuntimeFault
-from rlplat.runtime.core.callbacks import Callbacks
-from rlplat.runtime.generators import ObjectRefGenerator
+from rlplat.errors import NotInitialized
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import codec
 from rlplat.runtime.wire.codec import Packed
@@ -30,65 +27,49 @@ def _ignore(key: object) -> None:
 
 
 class _Entry:
-    __slots__ = ("callbacks", "num_refs", "outcome", "what")
+    __slots__ = ("num_refs", "outcome")
 
-    def __init__(self, outcome: Outcome | None, what: str) -> None:
-        self.outcome, self.what = outcome, what
+    def __init__(self, outcome: Outcome | Callable[[], object] | None) -> None:
+        self.outcome = outcome
+        """A function makes it (calls `fill`) when somebody asks; None: the call that makes it runs."""
         self.num_refs = 0
-        self.callbacks: list[Callable[[], None]] = []
-
-
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.of_thread = Callbacks()
 
 
 class LocalObjects:
-    """Values are late only where coroutines make them; everything else is there before its ref is."""
-
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
         self._entries: dict[int, _Entry] = {}
         self._dropped: deque[int] = deque()
-        self.changed = threading.Condition(threading.RLock())
-        self._callbacks = _OfThread()
+        self._lock = threading.RLock()
         self.on_freed: Callable[[int], None] = lambda id: None
-        self.loop_thread: threading.Thread | None = None
-        """Its coroutines make late values, so it must never block on one."""
 
     # -- refs
 
     def adopt(self, owner: str, id: int) -> ObjectRef:
-        with self.changed:
+        with self._lock:
             entry = self._entries.get(id)
             if entry is None:  # of a cluster that has ended: whoever reads it is told
                 return ObjectRef(owner, id, _ignore, (owner, id))
             entry.num_refs += 1
         return ObjectRef(owner, id, self._dropped.append, id)
 
-    def add(self, outcome: Outcome | None, what: str = "a value") -> ObjectRef:
-        """A new object (None: its value comes later, by `fill`)."""
+    def add(self, outcome: Outcome | Callable[[], object] | None) -> ObjectRef:
         self.collect()
-        with self.changed:
+        with self._lock:
             id = next(_ids)
-            self._entries[id] = _Entry(outcome, what)
+            self._entries[id] = _Entry(outcome)
             return self.adopt(self._client_id, id)
 
     def fill(self, id: int, outcome: Outcome) -> None:
-        """The first outcome counts."""
-        with self.changed:
+        with self._lock:
             entry = self._entries.get(id)
-            if entry is None or entry.outcome is not None:
-                return
-            entry.outcome = outcome
-            callbacks, entry.callbacks = entry.callbacks, []
-            self.changed.notify_all()
-        self._callbacks.of_thread.run(callbacks)
+            if entry is not None:
+                entry.outcome = outcome
 
     def collect(self) -> None:
         """Forget what nobody holds a ref to."""
         while self._dropped:
-            with self.changed:
+            with self._lock:
                 try:
                     id = self._dropped.popleft()
                 except IndexError:  # another thread was faster
@@ -104,72 +85,30 @@ class LocalObjects:
                 self.on_freed(id)
 
     def clear(self) -> None:
-        with self.changed:
+        with self._lock:
             self._entries.clear()
-            self.changed.notify_all()
 
     # -- values
 
-    def outcome(self, ref: ObjectRef) -> Outcome | None:
+    def entry(self, ref: ObjectRef) -> _Entry:
         entry = self._entries.get(ref.id)
         if entry is None:
             raise NotInitialized(f"{ref!r} belongs to a cluster that was shut down")
+        return entry
+
+    def outcome(self, ref: ObjectRef) -> Outcome:
+        entry = self.entry(ref)
+        if callable(entry.outcome):
+            entry.outcome()
+        assert isinstance(entry.outcome, Outcome)
         return entry.outcome
 
-    def when_ready(self, ref: ObjectRef, callback: Callable[[], None]) -> bool:
-        """Have `callback` called once the value is there; False (and no call) when it is there already."""
-        with self.changed:
-            if self.outcome(ref) is not None:
-                return False
-            self._entries[ref.id].callbacks.append(callback)
-            return True
-
-    def is_there(self, ref: Any) -> bool:
-        """The value of a ref, or the next one of a generator."""
-        return (ref.value if isinstance(ref, ObjectRefGenerator) else self.outcome(ref)) is not None
-
-    def wait_for(self, refs: Sequence[Any], num: int, timeout_s: float | None) -> int:
-        """Wait until `num` of `refs` are there; how many are."""
-
-        def count() -> int:
-            return sum(map(self.is_there, refs))
-
-        with self.changed:
-            if count() >= num or timeout_s == 0:
-                return count()
-            self.check_may_block(next(ref for ref in refs if not self.is_there(ref)))
-            self.changed.wait_for(lambda: count() >= num, timeout_s)
-            return count()
-
-    def check_may_block(self, ref: object) -> None:
-        if threading.current_thread() is self.loop_thread:
-            raise RuntimeFault(
-                f"a coroutine of an async actor blocks on {ref!r}, which another coroutine is to make: with "
-                "backend='inproc' they share one event loop. Write `await ref` instead of rlplat.get(ref)"
-            )
-
     def read(self, ref: ObjectRef) -> Any:
-        """The value, which must be there; raises what it stands for."""
+        """The value; raises what it stands for."""
         outcome = self.outcome(ref)
-        assert outcome is not None
         if isinstance(outcome, ErrorInfo):
             raise to_exception(outcome)
         return open_packed(outcome)
-
-    def get(self, refs: Sequence[ObjectRef], timeout_s: float | None) -> list[Any]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        values = []
-        for ref in refs:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self.wait_for([ref], 1, left):
-                raise GetTimeout(f"get() timed out after {timeout_s:g} s: {self._missing(refs)}")
-            values.append(self.read(ref))
-        return values
-
-    def _missing(self, refs: Iterable[ObjectRef]) -> str:
-        late = [ref for ref in refs if self.outcome(ref) is None]
-        first = f", first {self._entries[late[0].id].what}" if late else ""
-        return f"{len(late)} of {len(list(refs))} values are missing{first}"
 
 
 def open_packed(packed: Packed) -> Any:

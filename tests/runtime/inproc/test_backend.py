@@ -17,13 +17,12 @@ import rlplat
 from rlplat.errors import (
     ActorDied,
     DeadlineExceeded,
-    GetTimeout,
     InfeasibleResources,
+    PlacementGroupRemoved,
     RuntimeEnvFailed,
-    RuntimeFault,
     TaskCancelled,
-    UsageError,
 )
+from rlplat.runtime.inproc import calls
 from rlplat.runtime.refs import backend
 
 
@@ -36,20 +35,22 @@ def inproc() -> Iterator[None]:
 
 @rlplat.remote
 class Door:
-    """An async actor whose calls wait for each other."""
-
-    def __init__(self) -> None:
-        self.opened = asyncio.Event()
+    """An async actor."""
 
     async def pass_through(self, value: Any) -> Any:
-        await self.opened.wait()
+        await asyncio.sleep(0)
         return value
 
-    async def open(self) -> None:
-        self.opened.set()
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
-    def thread(self) -> str:
-        return threading.current_thread().name
+    async def ask(self, other: list) -> Any:
+        """`other`: [handle], which is asked by `await`, then by `get`."""
+        first = await other[0].pass_through.remote(1)
+        return first + rlplat.get(other[0].pass_through.remote(10))
+
+    def thread(self) -> int:
+        return threading.get_ident()
 
     async def fail(self) -> None:
         await asyncio.sleep(0)
@@ -69,134 +70,39 @@ def test_a_sync_call_runs_in_the_callers_thread() -> None:
     assert rlplat.get(where.remote()) == threading.get_ident()
 
 
-def test_coroutines_run_at_once_and_values_come_late() -> None:
+def test_a_coroutine_runs_to_its_end_in_the_callers_thread() -> None:
     door = Door.remote()
-    waiting = [door.pass_through.remote(i) for i in range(50)]
-    assert rlplat.wait(waiting, timeout=0) == ([], waiting)
-    with pytest.raises(GetTimeout, match=r"1 of 1 values are missing, first Door\.pass_through"):
-        rlplat.get(waiting[0], timeout=0.01)
-    door.open.remote()
-    assert rlplat.get(waiting) == list(range(50))
-    assert rlplat.get(door.thread.remote()) == "rlplat-inproc-loop"
+    refs = [door.pass_through.remote(i) for i in range(3)]
+    assert rlplat.wait(refs, num_returns=2, timeout=0) == (refs[:2], refs[2:])
+    assert rlplat.get(refs, timeout=0) == [0, 1, 2]
+    assert rlplat.get(door.thread.remote()) == threading.get_ident()
+
+
+def test_coroutines_ask_others_and_themselves() -> None:
+    door, other = Door.remote(), Door.remote()
+    assert rlplat.get(door.ask.remote([other])) == 11
+    assert rlplat.get(door.ask.remote([door])) == 11
+
+    async def main() -> list[int]:
+        return list(await asyncio.gather(*(door.pass_through.remote(i) for i in range(3))))
+
+    assert asyncio.run(main()) == [0, 1, 2]
+
+
+def test_a_coroutine_that_runs_long_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calls, "_LONG_S", 0.01)
+    rlplat.get(Door.remote().wait.remote(0.05))
+    assert (
+        "Door.wait has run for 0.01 s: with backend='inproc' a coroutine runs to its end"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_coroutines_exception_arrives() -> None:
     with pytest.raises(ValueError, match="in a coroutine"):
         rlplat.get(Door.remote().fail.remote())
-
-
-def test_the_driver_awaits_calls_that_wait_for_each_other() -> None:
-    async def main() -> list[int]:
-        door = Door.remote()
-
-        async def one(i: int) -> Any:
-            return await door.pass_through.remote(i)
-
-        passing = asyncio.gather(*(one(i) for i in range(5)))
-        await door.open.remote()
-        return await passing
-
-    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
-
-
-def test_coroutines_await_tasks_and_other_actors() -> None:
-    @rlplat.remote
-    class Asker:
-        async def ask(self, box: list) -> int:
-            first = box[0].pass_through.remote(1)
-            await box[0].open.remote()
-            return await add.remote(await first, 10)
-
-    assert rlplat.get(Asker.remote().ask.remote([Door.remote()])) == 11
-
-
-def test_a_task_and_an_actor_wait_for_a_late_argument() -> None:
-    @rlplat.remote
-    class Log:
-        def __init__(self) -> None:
-            self.items: list[int] = []
-
-        def add(self, item: int) -> list[int]:
-            self.items.append(item)
-            return self.items
-
-    door, log = Door.remote(), Log.remote()
-    late = door.pass_through.remote(1)
-    total = add.remote(late, 1)
-    log.add.remote(late)
-    seen = log.add.remote(2)
-    assert rlplat.wait([total, seen], timeout=0)[0] == []
-    door.open.remote()
-    assert rlplat.get(total) == 2
-    assert rlplat.get(seen) == [1, 2]
-    assert rlplat.get(log.add.remote(3)) == [1, 2, 3]
-
-
-def test_an_actor_made_of_a_late_argument() -> None:
-    @rlplat.remote
-    class Holder:
-        def __init__(self, value: int) -> None:
-            self.value = value
-
-        def read(self) -> int:
-            return self.value
-
-    door = Door.remote()
-    holder = Holder.remote(door.pass_through.remote(5))
-    value = holder.read.remote()
-    door.open.remote()
-    assert rlplat.get(value) == 5
-
-
-def test_a_coroutine_that_blocks_is_told_to_await() -> None:
-    @rlplat.remote
-    class Blocker:
-        async def block(self, box: list) -> Any:
-            return rlplat.get(box[0].pass_through.remote(1))
-
-    with pytest.raises(RuntimeFault, match="await ref"):
-        rlplat.get(Blocker.remote().block.remote([Door.remote()]))
-
-
-def test_concurrency_is_bounded_by_max_concurrency_and_by_group() -> None:
-    @rlplat.remote(concurrency_groups={"one": 1}, max_concurrency=3)
-    class Counting:
-        def __init__(self) -> None:
-            self.inside = self.most = 0
-
-        async def visit(self) -> int:
-            self.inside += 1
-            self.most = max(self.most, self.inside)
-            await asyncio.sleep(0.001)
-            self.inside -= 1
-            return self.most
-
-        @rlplat.method(concurrency_group="one")
-        async def alone(self) -> int:
-            return await self.visit()
-
-    assert max(rlplat.get([Counting.remote().visit.remote()])) == 1
-    actor = Counting.remote()
-    assert max(rlplat.get([actor.visit.remote() for _ in range(10)])) == 3
-    actor = Counting.remote()
-    assert max(rlplat.get([actor.alone.remote() for _ in range(5)])) == 1
-    with pytest.raises(UsageError, match=r"no concurrency group 'two' in this actor \(its groups: 'one'\)"):
-        actor.visit.options(concurrency_group="two").remote()
-
-
-def test_cancel_ends_a_coroutine_and_leaves_what_has_finished() -> None:
-    door = Door.remote()
-    waiting, done = door.pass_through.remote(1), add.remote(1, 2)
-    rlplat.get(door.thread.remote())
-    backend().cancel(waiting, False, True)
-    backend().cancel(done, False, True)
-    with pytest.raises(TaskCancelled, match=r"Door\.pass_through"):
-        rlplat.get(waiting, timeout=10)
-    assert rlplat.get(done) == 3
-    late = add.remote(door.pass_through.remote(1), 1)
-    backend().cancel(late, False, True)
-    with pytest.raises(TaskCancelled):
-        rlplat.get(late, timeout=10)
 
 
 def test_a_deadline_ends_a_coroutine_and_judges_a_task_at_its_end() -> None:
@@ -208,34 +114,75 @@ def test_a_deadline_ends_a_coroutine_and_judges_a_task_at_its_end() -> None:
 
     with pytest.raises(DeadlineExceeded, match=r"timeout_s=0\.001"):
         rlplat.get(slow.remote())
-    with pytest.raises(DeadlineExceeded, match=r"Door\.pass_through"):
-        rlplat.get(Door.remote().pass_through.options(timeout_s=0.01).remote(1), timeout=10)
+    with pytest.raises(DeadlineExceeded, match=r"Door\.wait"):
+        rlplat.get(Door.remote().wait.options(timeout_s=0.01).remote(60), timeout=10)
     assert rlplat.get(add.options(timeout_s=60).remote(1, 2)) == 3
 
 
-def test_generators_run_ahead_as_far_as_their_window() -> None:
+def test_a_generator_makes_each_value_when_it_is_asked_for() -> None:
     made: list[int] = []
+    closed: list[str] = []
 
-    @rlplat.remote(num_returns="streaming", generator_backpressure=3)
+    @rlplat.remote(num_returns="streaming")
     def endless() -> Iterator[int]:
-        i = 0
-        while True:
-            made.append(i)
-            yield i
-            i += 1
+        try:
+            while True:
+                made.append(len(made))
+                yield made[-1]
+        finally:
+            closed.append("closed")
 
     refs = endless.remote()
-    assert made == [0, 1, 2]
+    assert made == []
     assert [rlplat.get(next(refs)) for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert len(made) == 8
-    assert rlplat.wait([refs.completed()], timeout=0)[0] == []
+    assert len(made) == 5
     ended = refs.completed()
+    assert rlplat.wait([refs, ended], num_returns=2, timeout=0) == ([refs, ended], [])
     del refs
     gc.collect()
-    rlplat.put(0)
     add.remote(1, 1)
+    assert closed == ["closed"]
     with pytest.raises(TaskCancelled):
-        rlplat.get(ended, timeout=5)
+        rlplat.get(ended)
+
+
+def test_an_actor_may_be_called_between_the_values_of_its_generator() -> None:
+    @rlplat.remote
+    class Actor:
+        def __init__(self) -> None:
+            self.value = 0
+
+        @rlplat.method(num_returns="streaming")
+        def count(self, n: int) -> Iterator[int]:
+            for i in range(n):
+                yield i + self.value
+
+        def set(self, value: int) -> None:
+            self.value = value
+
+    actor = Actor.remote()
+    refs = actor.count.remote(3)
+    assert rlplat.get(next(refs)) == 0
+    actor.set.remote(10)
+    assert [rlplat.get(ref) for ref in refs] == [11, 12]
+    assert rlplat.get(refs.completed()) is None
+    cancelled = actor.count.remote(3)
+    rlplat.get(next(cancelled))
+    rlplat.cancel(cancelled)
+    with pytest.raises(TaskCancelled):
+        rlplat.get(next(cancelled))
+    with pytest.raises(StopIteration):
+        next(cancelled)
+
+
+def test_the_end_of_a_generator_can_be_asked_for_at_once() -> None:
+    @rlplat.remote(num_returns="streaming")
+    def three() -> Iterator[int]:
+        yield from range(3)
+
+    refs = three.remote()
+    assert rlplat.get(refs.completed()) is None
+    assert [rlplat.get(ref) for ref in refs] == [0, 1, 2]
 
 
 def test_a_generators_exception_is_its_last_value() -> None:
@@ -248,62 +195,6 @@ def test_a_generators_exception_is_its_last_value() -> None:
     assert rlplat.get(first) == 1
     with pytest.raises(ValueError, match="then this"):
         rlplat.get(second)
-
-
-def test_a_generator_of_an_actor_holds_the_actor() -> None:
-    @rlplat.remote
-    class Actor:
-        @rlplat.method(num_returns="streaming", generator_backpressure=2)
-        def count(self, n: int) -> Iterator[int]:
-            yield from range(n)
-
-        def f(self) -> int:
-            return 7
-
-    actor = Actor.remote()
-    refs = actor.count.remote(10)
-    with pytest.raises(
-        RuntimeFault, match=r"count of this actor has more values to come.*take \(or drop\) them"
-    ):
-        actor.f.remote()
-    assert [rlplat.get(ref) for ref in refs] == list(range(10))
-    assert rlplat.get(actor.f.remote()) == 7
-    refs = actor.count.remote(10)
-    del refs
-    gc.collect()
-    assert rlplat.get(actor.f.remote()) == 7
-
-
-def test_a_generator_that_was_dropped_before_it_could_begin() -> None:
-    closed: list[str] = []
-
-    @rlplat.remote
-    class Actor:
-        @rlplat.method(num_returns="streaming", generator_backpressure=1)
-        def count(self, first: int) -> Iterator[int]:
-            try:
-                while True:
-                    yield first
-            finally:
-                closed.append("closed")
-
-        def f(self) -> int:
-            return 7
-
-    actor, door = Actor.remote(), Door.remote()
-    refs = actor.count.remote(door.pass_through.remote(1))
-    del refs
-    gc.collect()
-    seen = actor.f.remote()
-    door.open.remote()
-    assert rlplat.get(seen, timeout=10) == 7
-    refs = actor.count.remote(door.pass_through.remote(1))
-    assert rlplat.get(next(refs)) == 1
-    backend().cancel(refs.completed(), False, True)
-    assert closed == ["closed"]
-    assert isinstance(rlplat.get(next(refs)), int)
-    with pytest.raises(TaskCancelled):
-        rlplat.get(next(refs))
 
 
 def test_a_generator_has_a_deadline_too() -> None:
@@ -387,8 +278,6 @@ def test_the_environment_is_there_in_the_call_and_gone_afterwards(tmp_path: Path
 def test_packages_of_its_own_are_refused_in_words() -> None:
     with pytest.raises(RuntimeEnvFailed, match=r"add wants pip packages.*one process"):
         add.options(runtime_env={"pip": ["x"]}).remote(1, 2)
-    with pytest.raises(RuntimeEnvFailed, match="async actor with a runtime_env"):
-        Door.options(runtime_env={"env_vars": {"A": "1"}}).remote()
 
 
 def test_names_count_in_their_namespace() -> None:
@@ -462,26 +351,17 @@ class Sitter:
         return context.get_actor_id(), context.get_task_id(), context.get_placement_group_id()
 
 
-def test_a_placement_group_waits_for_resources_and_gives_them_to_its_actors() -> None:
-    holder = Sitter.remote()
+def test_a_placement_group_is_there_at_once_and_counts_nothing() -> None:
+    Sitter.remote(), Sitter.remote(), Sitter.remote()  # more than there are CPUs
     group = rlplat.placement_group([{"CPU": 1}, {"CPU": 1}])
-    ready = group.ready()
-    assert not group.wait(0.01)
-    with pytest.raises(InfeasibleResources, match="waits for resources; the inproc backend cannot wait"):
-        Sitter.options(placement_group=group).remote()
-    rlplat.kill(holder)
-    assert rlplat.get(ready, timeout=1) == group
-    assert rlplat.available_resources()["CPU"] == 0
-    sitters = [Sitter.options(placement_group=group).remote() for _ in range(2)]
+    assert group.wait(0) and rlplat.get(group.ready()) == group
+    sitters = [Sitter.options(placement_group=group).remote() for _ in range(3)]
     assert rlplat.get(sitters[1].where.remote())[2] == group.id
-    with pytest.raises(InfeasibleResources, match="other actors hold it"):
-        Sitter.options(placement_group=group, placement_group_bundle_index=1).remote()
-    rlplat.kill(sitters[1])
-    again = Sitter.options(placement_group=group, placement_group_bundle_index=1).remote()
     rlplat.remove_placement_group(group)
     with pytest.raises(ActorDied, match="its placement group was removed"):
-        rlplat.get(again.where.remote())
-    assert rlplat.available_resources()["CPU"] == 2
+        rlplat.get(sitters[2].where.remote())
+    with pytest.raises(PlacementGroupRemoved):
+        Sitter.options(placement_group=group).remote()
     assert rlplat.placement_group_table(group)["state"] == "REMOVED"
 
 
@@ -498,13 +378,3 @@ def test_the_context_knows_the_actor_and_the_task() -> None:
     assert first[0] == second[0] == sitter._actor_id
     assert first[1] != second[1]
     assert rlplat.get_runtime_context().get_task_id() is None
-
-
-def test_shutdown_with_coroutines_under_way() -> None:
-    door = Door.remote()
-    waiting = door.pass_through.remote(1)
-    rlplat.shutdown()
-    rlplat.init(num_cpus=1, backend="inproc")
-    with pytest.raises(UsageError, match="shut down"):
-        rlplat.get(waiting)
-    # The leak meter looks for the thread.
