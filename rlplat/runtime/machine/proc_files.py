@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -23,8 +24,9 @@ def reading(pid: int, of_threads: bool = False) -> Reading | None:
     state = fields[0].decode()
     if of_threads and state == "S":
         folder = f"/proc/{pid}/task"
-        if any(_stat(f"{folder}/{thread}")[:1] == [b"D"] for thread in os.listdir(folder)):
-            state = "D"
+        with contextlib.suppress(OSError):  # it ends just now
+            if any(_stat(f"{folder}/{thread}")[:1] == [b"D"] for thread in os.listdir(folder)):
+                state = "D"
     return Reading((int(fields[11]) + int(fields[12])) / _TICKS, state)
 
 
