@@ -12,6 +12,7 @@ import rlplat
 import rlplat.runtime.refs
 from rlplat.errors import RuntimeFault
 from rlplat.runtime.wire import messages
+from tests.faults.programs import program
 
 
 @rlplat.remote
@@ -40,6 +41,45 @@ def client() -> Any:
     rlplat.init(num_cpus=2, num_gpus=0)
     yield rlplat.runtime.refs.backend()
     rlplat.shutdown()
+
+
+FAULTY_NODE = """
+import subprocess
+import rlplat
+import rlplat.errors
+popen = subprocess.Popen
+FAULT = '''
+from rlplat.runtime.core.scheduler.placing import Placing
+
+def planted(self, worker):
+    raise KeyError("planted")
+
+Placing.ready = planted
+'''
+subprocess.Popen = lambda command, **options: popen([*command[:2], FAULT + command[2]], **options)
+rlplat.init(num_cpus=1, num_gpus=0)
+print("running", flush=True)
+
+@rlplat.remote
+def task():
+    pass
+
+try:
+    rlplat.get(task.remote(), timeout=60)
+except rlplat.errors.NodeLost as error:
+    print(error)
+rlplat.shutdown()
+"""
+
+
+@pytest.mark.process
+def test_a_fault_of_the_node_ends_every_wait() -> None:
+    """With half of an event done its books would not be true of the processes any more."""
+    with program(FAULTY_NODE) as driver:
+        code, out, errors = driver.finish()
+    assert (code, out.startswith("the node process of this cluster has ended")) == (0, True), errors
+    assert "KeyError: 'planted'" in errors
+    assert "RuntimeFault: the node could not handle WorkerReady(worker='w1')" in errors
 
 
 @pytest.mark.process

@@ -1,7 +1,8 @@
 """Messages that cannot be handled: dropped and counted, with a line on stderr, and the process goes on.
 
 Every message that a process hears goes through `Dropped.deliver`. What a handler raises is the message's fault (it is
-senseless, or from another version) or a bug of ours; either way it must not end the process for all others.
+senseless, or from another version) or a bug of ours; either way it must not end the process for all others. What leaves
+books half written is a `RuntimeFault`, and does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from rlplat.errors import RuntimeFault
 from rlplat.given.say import say
 from rlplat.runtime.process.signals import is_of_handler
 from rlplat.runtime.wire import messages
@@ -44,8 +46,8 @@ class Dropped:
                 continue
             try:
                 handler(sender, message)
-            except (OSError, MemoryError):
-                raise  # the machine's fault, not the message's: who waits must hear of it
+            except (OSError, MemoryError, RuntimeFault):
+                raise  # the machine's fault or ours, not the message's: who waits must hear of it
             except Exception as error:
                 if is_of_handler(error):
                     raise

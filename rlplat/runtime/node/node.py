@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rlplat.errors import RuntimeFault
 from rlplat.runtime.core.gone import Dead
 from rlplat.runtime.core.node import wait_graph
 from rlplat.runtime.core.node.settling import Settling
@@ -251,7 +252,12 @@ class Node:
             self._transport.post(client, message)
 
     def _event(self, event: events.Event) -> None:
-        self._perform(self._scheduler.handle(event, self._clock()))
+        """(What clients ask was checked before.) With half of it done the books would not be true of the processes any
+        more, and work would wait for ever: the node ends, with its traceback, and who waits is told."""
+        try:
+            self._perform(self._scheduler.handle(event, self._clock()))
+        except Exception as error:
+            raise RuntimeFault(f"the node could not handle {event!r:.300}") from error
 
     def _perform(self, actions: list[events.Action]) -> None:
         for action in actions:
