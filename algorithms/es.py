@@ -7,7 +7,7 @@ Learning", arXiv:1703.03864), algorithm 2.
 An update draws n noise vectors e_i and plays episodes with theta + noise_std * e_i and with theta - noise_std * e_i
 (mirrored sampling). The noise is in a table that every process maps, so one number says which e_i it was: an answer
 has a few bytes per episode however large the network is, and the learner looks the same noise up again. The answers of
-many workers come together in a tree of tasks (`reduce_fan_in`).
+many workers come together in a tree of tasks.
 
 A worker plays many perturbations side by side: slot b of its vector environment acts with the b-th of B networks in one
 batched matrix product. Every episode of an update follows from (seed, number of the update, place in the population):
@@ -26,8 +26,18 @@ What the paper leaves open, or this does otherwise; each is a switch in `ESConfi
   its weight decay of 0.005 at noise_std 0.02 is 0.25 here;
 - observations are normalised by statistics that workers gather in a share of their episodes (section 2.2 has virtual
   batch normalisation for Atari: not here, neither are convolutions);
-- actions are the network's own, not binned; `action_noise` adds to them;
+- actions are the network's own, not binned;
 - `linear_policy` without hidden layers (Mania et al. 2018, "Simple random search", arXiv:1803.07055).
+
+What happens before and after this file, in rlplat/rl:
+
+    run/training_loop.py               calls `step` until the run is over: metrics, evaluations, checkpoints
+    run/algorithm.py                   starts the actors, and ends them
+    sampling/worker_group.py           asks every rollout worker for its share; replaces those that die
+    sampling/perturbed_episodes.py     plays the episodes of a share; `Returns`, and how those of many are joined
+    policies/perturbed_mlp.py          the noise table, and many perturbed networks as one product of matrices
+    learning/numpy_learning.py         Adam, SGD with momentum
+    learning/parameter_server.py       the newest weights, for rollout workers and evaluations
 """
 
 from __future__ import annotations
@@ -35,7 +45,7 @@ from __future__ import annotations
 import math
 import pickle
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -44,28 +54,24 @@ import rlplat
 from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs import check
-from rlplat.rl.envs.copies import Copies
-from rlplat.rl.envs.make import make_vector_env
-from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Episode, Policy, Result, UpdateReport, Weights
-from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.learning.learner_group import LearnerGroup
 from rlplat.rl.learning.numpy_learning import Adam, Momentum, Optimizer
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsStatistics
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape, NoiseTable, PerturbedMLPs, make_noise
-from rlplat.rl.policies.spec import cpu_share
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.sampling.perturbed_episodes import (
     EpisodeChance,
-    NullGatherer,
     ObsGatherer,
     PerturbedEpisodes,
+    Returns,
+    joined,
+    joined_in_tasks,
     merge_gathered,
-    reduce_in_tasks,
-    reduce_pairs,
 )
+from rlplat.rl.sampling.rollout_worker import EnvWorker
 from rlplat.rl.saved import Saved
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_process
@@ -76,6 +82,7 @@ from rlplat.section import Coefficient, Count, Epsilon, Share
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle
+    from rlplat.rl.learning.backend import Computation
     from rlplat.rl.run.typed_settings import ESSettings
 
 
@@ -94,8 +101,10 @@ class ESConfig(AlgorithmConfig):
         "policy.encoder": Unused(_MLPS, is_error=True, harmless=("mlp",)),
         "discount": Unused("an episode counts by its undiscounted return"),
         **dict.fromkeys(("framework", "deterministic", *_OF_LEARNER), Unused("es computes with numpy")),
-        **dict.fromkeys(("policy.squash_actions", "policy.initial_log_std"), Unused("see action_noise")),
-        "policy.rescale_actions": Unused("it acts in the environment's own units"),
+        **dict.fromkeys(
+            ("policy.squash_actions", "policy.initial_log_std", "policy.rescale_actions"),
+            Unused("actions are the network's own, in the environment's units"),
+        ),
         "policy.orthogonal_init": Unused("es has an initialisation of its own"),
         "policy.share_encoder": Unused("es has no value network"),
         "random_start_steps": Unused("es plays whole episodes", is_error=True),
@@ -110,8 +119,6 @@ class ESConfig(AlgorithmConfig):
     """sigma: deviation of the perturbations, in the parameters' own units."""
     noise_table_size: Count = 25_000_000
     """Floats of noise, 4 bytes each, drawn once; a hundred times the parameters and more."""
-    return_shaping: Literal["centered_ranks", "standardize", "none"] = "centered_ranks"
-    """What the update sees of the returns: their ranks in [-0.5, 0.5], mean 0 and deviation 1, or themselves."""
 
     learning_rate: LearningRate = 0.02
     """Step size of the optimizer."""
@@ -132,34 +139,18 @@ class ESConfig(AlgorithmConfig):
     """No hidden layers, zeros to start from; policy.hidden_sizes is not used."""
     sample_actions: bool = False
     """Discrete actions: draw them from softmax(outputs); false: the largest output."""
-    action_noise: Coefficient = 0.0
-    """Box actions: deviation of Gaussian noise on them."""
-    max_episode_steps: Count | None = None
-    """Count an episode up to here and no further; null: as the environment ends it."""
-    unperturbed_share: Share = 0.0
-    """Further episodes with the weights as they are, per perturbed one: `es/unperturbed_return_mean`."""
 
     num_envs_per_worker: int = Field(default=32, ge=1, le=100_000)
     """Perturbations that a rollout worker plays side by side."""
-    reduce_fan_in: Literal[2, 4, 8, 16, 32, 64] = 16
-    """Answers of more workers than this are combined in a tree of tasks, so many at a time."""
 
     if TYPE_CHECKING:
 
         def __init__(self, *, env: Any, **settings: Unpack[ESSettings]) -> None: ...
 
 
-# -- the estimate
-
-
-def shape_returns(returns: Array, shaping: str) -> Array:
-    """returns: float[n, 2] -> float32[n, 2]. Centred ranks: rank / (2n - 1) - 0.5, the mean rank where returns are
-    equal."""
-    if shaping == "none":
-        return returns.astype(np.float32)
-    if shaping == "standardize":
-        deviation = returns.std()
-        return ((returns - returns.mean()) / (deviation if deviation > 0.0 else 1.0)).astype(np.float32)
+def shape_returns(returns: Array) -> Array:
+    """returns: float[n, 2] -> float32[n, 2], centred ranks (section 2.1): rank / (2n - 1) - 0.5, the mean rank where
+    returns are equal."""
     _, inverse, counts = np.unique(returns, return_inverse=True, return_counts=True)
     mean_ranks = np.cumsum(counts) - (counts + 1) / 2.0
     ranks = mean_ranks[inverse.reshape(returns.shape)]
@@ -180,45 +171,7 @@ def gradient_estimate(
     return noise.weighted_sum(indices, weights, num_params)
 
 
-# -- the workers
-
-
-class Returns(NamedTuple):
-    """What travels from a worker, or from several in the order of the population; E = episodes_per_perturbation."""
-
-    indices: Array
-    """uint32[n]: where in the noise table the perturbation begins."""
-    returns: Array
-    """float32[n, 2, E]: with +perturbation, with -perturbation; raw and undiscounted."""
-    lengths: Array
-    """uint32[n, 2, E]: env steps."""
-    unperturbed: Array
-    """float32[m, 2]: (return, length) of episodes with the weights as they are."""
-    obs_sums: Array
-    """float64[1 + 2 D]: `ObsGatherer.sums`, of observations less the mean that they were normalised with; empty where
-    none were gathered."""
-    seconds: Array
-    """float64[3]: stepping environments, acting, all; of the slowest worker."""
-    env_metrics: dict[int, list[dict[str, float]]] = {}
-    """By pair of the population, where something was told: the numbers of its 2 E infos, in the order of `returns`."""
-
-
-def join_returns(left: Returns, right: Returns) -> Returns:
-    """Of neighbours in the population."""
-    return Returns(
-        np.concatenate([left.indices, right.indices]),
-        np.concatenate([left.returns, right.returns]),
-        np.concatenate([left.lengths, right.lengths]),
-        np.concatenate([left.unperturbed, right.unperturbed]),
-        left.obs_sums + right.obs_sums
-        if left.obs_sums.size and right.obs_sums.size
-        else np.concatenate([left.obs_sums, right.obs_sums]),
-        np.maximum(left.seconds, right.seconds),
-        left.env_metrics | right.env_metrics,
-    )
-
-
-class ESWorker:
+class ESWorker(EnvWorker):
     """An actor: plays its share of the population, the same in every update; keeps nothing from one to the next."""
 
     def __init__(
@@ -229,92 +182,37 @@ class ESWorker:
         self._pairs = share_of_population(self.config, worker_index)
         seed_process(self.config.seed, "rollout", worker_index)
         num_episodes = len(self._pairs) * self.config.episodes_per_perturbation
-        self._env = make_vector_env(
-            self.config.env,
-            min(self.config.num_envs_per_worker, num_episodes),
-            env_kwargs=self.config.env_kwargs,
-            num_threads=cpu_share(self.config.num_rollout_workers),
-            vectorization=self.config.vectorization,
-            copies=Copies.of(config, "rollout", worker_index),
-            **Limits.of(config).arguments(),
-            seeds_each=True,
-            env_metrics=self.config.env_metrics,
-        )
+        num_envs = min(self.config.num_envs_per_worker, num_episodes)
+        self._env = self.make_envs(config, worker_index, num_envs, seeds_each=True)
         self._shape = mlp_shape(self.config, self._env.spec)
-        self._mlps = PerturbedMLPs(
-            self._shape,
-            self._env.num_envs,
-            self._noise,
-            sample_actions=self.config.sample_actions,
-            action_noise=self.config.action_noise,
-        )
-        self._episodes = PerturbedEpisodes(self._env, self._mlps, self.config.max_episode_steps)
+        draws = self.config.sample_actions
+        self._mlps = PerturbedMLPs(self._shape, num_envs, self._noise, sample_actions=draws)
+        self._episodes = PerturbedEpisodes(self._env, self._mlps)
 
     def sample(self, latest: tuple[int, Weights]) -> Returns:
-        """Plays the share with these (version, weights)."""
-        started = perf_counter()
-        version, weights = latest
+        """Plays the share with these (version, weights): alg. 2, lines 4 to 7."""
+        (version, weights), config, pairs = latest, self.config, self._pairs
         self._mlps.set_weights(weights)
-        config, num_pairs = self.config, len(self._pairs)
-        # All draw the population's indices and keep their share: the noise does not depend on the number of workers.
-        indices = self._noise.draw(
-            np.random.default_rng(seed_of(config.seed, "indices", version)),
-            self._shape.num_params,
-            config.population_size,
-        )[self._pairs.start : self._pairs.stop]
-        normalizes = config.normalize_observations
-        gatherer = ObsGatherer(weights[OBS_MEAN]) if normalizes else NullGatherer()
-        gathers_all = normalizes and not weights[OBS_MEAN].any() and bool((weights[OBS_VAR] == 1.0).all())
-        starts = np.repeat(indices, config.episodes_per_perturbation)
-        sigmas = np.full(len(starts), config.noise_std)
-        unperturbed = unperturbed_episodes(config, self._pairs)
-        extra = np.zeros(len(unperturbed))
+        # Line 5, "sample e_i ~ N(0, I)". All draw the population's indices and keep their share: the noise does not
+        # depend on the number of workers.
+        rng = np.random.default_rng(seed_of(config.seed, "indices", version))
+        indices = self._noise.draw(rng, self._shape.num_params, config.population_size)
+        # Line 6, "compute returns F_i = F(theta + sigma * e_i)". Before there are statistics of observations, those of
+        # all episodes are gathered.
+        reference = weights.get(OBS_MEAN, np.zeros(0))
+        gathers_all = OBS_MEAN in weights and not reference.any() and bool((weights[OBS_VAR] == 1.0).all())
         E = config.episodes_per_perturbation
-        places = range(self._pairs.start * E, self._pairs.stop * E)
-        plus_chances = [self._chance(version, place, 0, gathers_all) for place in (*places, *unperturbed)]
-        minus_chances = [self._chance(version, place, 1, gathers_all) for place in places]
-        plus = self._episodes.play(
-            np.append(starts, extra.astype(starts.dtype)), np.append(sigmas, extra), plus_chances, gatherer
-        )
-        plus_told = self._episodes.metrics
-        minus = self._episodes.play(starts, -sigmas, minus_chances, gatherer)
-        minus_told = self._episodes.metrics
-        self._env.pop_episodes()  # counted here, without those that were not to the end
-        perturbed = np.stack([plus[: len(starts)], minus], axis=1).reshape(num_pairs, -1, 2, 2)
-        returns, lengths = np.moveaxis(perturbed.swapaxes(1, 2), -1, 0)
-        return Returns(
-            indices,
-            returns.astype(np.float32),
-            lengths.astype(np.uint32),
-            plus[len(starts) :].astype(np.float32),
-            gatherer.sums(),
-            np.array([*self._episodes.pop_seconds(), perf_counter() - started]),
-            {
-                self._pairs[pair]: [
-                    told.get(pair * E + e, {}) for told in (plus_told, minus_told) for e in range(E)
-                ]
-                for pair in sorted({k // E for k in (*plus_told, *minus_told) if k < len(starts)})
-            },
-        )
+        places = range(pairs.start * E, pairs.stop * E)
+        chances = [[self._chance(version, k, half, gathers_all) for k in places] for half in range(2)]
+        share = indices[pairs.start : pairs.stop]
+        return self._episodes.play_pairs(share, pairs, config.noise_std, chances, ObsGatherer(reference))
 
     def _chance(self, version: int, place: int, half: int, gathers_all: bool) -> EpisodeChance:
         """Of the episode at this place of the population; both halves of a pair meet the same environment."""
         env_seed, *of_halves = seed_of(self.config.seed, "episodes", version, place).spawn(3)
         rng = np.random.default_rng(of_halves[half])
         is_gathered = gathers_all or bool(rng.random() < self.config.obs_gathering_probability)
-        return EpisodeChance(env_seed, rng, is_gathered)
-
-    def ask_envs(self, *asked: Any, **keywords: Any) -> list[Any]:
-        return self._env.ask(*asked, **keywords)
-
-    def env_statistics(self) -> dict[str, Any]:
-        return self._env.statistics()
-
-    def take_env_statistics(self, statistics: dict[str, Any], num_workers: int) -> None:
-        self._env.take_statistics(statistics, num_copies=num_workers * self._env.num_envs)
-
-    def close(self) -> None:
-        self._env.close()
+        return EpisodeChance(env_seed, rng, is_gathered and self.config.normalize_observations)
 
 
 def mlp_shape(config: ESConfig, spaces: SpaceSpec) -> MLPShape:
@@ -326,14 +224,6 @@ def share_of_population(config: ESConfig, worker_index: int) -> range:
     """The pairs that a worker plays: neighbours, in the order of the workers."""
     n, num_workers = config.population_size, max(1, config.num_rollout_workers)
     return range(n * worker_index // num_workers, n * (worker_index + 1) // num_workers)
-
-
-def unperturbed_episodes(config: ESConfig, pairs: range) -> range:
-    """Their places, after those of all pairs, that go with these pairs; over the population they add up, however it is
-    shared out."""
-    E = config.episodes_per_perturbation
-    first, per_pair = config.population_size * E, config.unperturbed_share * 2 * E
-    return range(first + math.floor(per_pair * pairs.start), first + math.floor(per_pair * pairs.stop))
 
 
 def seed_of(
@@ -348,9 +238,6 @@ def seed_of(
     """
     purposes = ("noise", "initial", "indices", "episodes")
     return np.random.SeedSequence(run_seed, spawn_key=(3, purposes.index(purpose), version, place))
-
-
-# -- the learner
 
 
 class ESLearner(Learner[ESConfig]):
@@ -371,96 +258,71 @@ class ESLearner(Learner[ESConfig]):
         self._noise = NoiseTable(noise)
         self._shape = mlp_shape(self.config, spaces)
         self._theta = self._shape.initial(seed_of(self.config.seed, "initial"))
+        is_adam = self.config.optimizer == "adam"
         self._optimizer: Optimizer = (
-            Adam(epsilon=self.config.adam_epsilon)
-            if self.config.optimizer == "adam"
-            else Momentum(self.config.momentum)
+            Adam(epsilon=self.config.adam_epsilon) if is_adam else Momentum(self.config.momentum)
         )
-        self._obs_statistics = ObsStatistics(
-            self._shape.obs_shape if self.config.normalize_observations else None
-        )
+        shape = self._shape.obs_shape if self.config.normalize_observations else None
+        self._obs_statistics = ObsStatistics(shape)
         self.publish()
 
-    def shape_returns(self, returns: Array, shaping: str) -> Array:
+    def shape_returns(self, returns: Array) -> Array:
         """`shape_returns`; a subclass may write another."""
-        return shape_returns(returns, shaping)
+        return shape_returns(returns)
 
-    def gradient_estimate(
-        self, noise: NoiseTable, indices: Array, shaped: Array, noise_std: float, num_params: int
-    ) -> Array:
+    def gradient_estimate(self, *estimated_from: Any) -> Array:
         """`gradient_estimate`; a subclass may write another."""
-        return gradient_estimate(noise, indices, shaped, noise_std, num_params)
+        return gradient_estimate(*estimated_from)
 
     def update(self, *answers: Returns) -> UpdateReport:
-        """One update from all of the population, in its order; publishes version + 1."""
-        started = perf_counter()
-        config = self.config
+        """Alg. 2, lines 8 to 12, from all of the population, in its order; publishes version + 1."""
+        started, config, num_params = perf_counter(), self.config, self._shape.num_params
         answer_bytes = sum(len(pickle.dumps(answer, protocol=5)) for answer in answers)
-        all_returns = reduce_pairs(answers, join_returns)
-        returns = all_returns.returns.mean(axis=2, dtype=np.float64)
-        indices = all_returns.indices
+        # Line 8: "send all scalar returns".
+        played = joined(answers)
+        returns, indices = played.returns.mean(axis=2, dtype=np.float64), played.indices
         finite = np.isfinite(returns).all(axis=1)
-        if not finite.all():
-            if config.non_finite == "stop" or not finite.any():
-                raise NonFiniteError(_non_finite_report(config, returns, indices, self.env_steps))
-            returns, indices = returns[finite], indices[finite]
-        shaped = self.shape_returns(returns, config.return_shaping)
-        gradient = self.gradient_estimate(
-            self._noise, indices, shaped, config.noise_std, self._shape.num_params
-        )
+        if not finite.all() and (config.non_finite == "stop" or not finite.any()):
+            raise NonFiniteError(_non_finite_report(config, returns, indices, self.env_steps))
+        returns, indices = returns[finite], indices[finite]
+
+        # Lines 10, 11: "reconstruct all perturbations e_j", "theta <- theta + alpha * 1 / (n sigma) * sum F_j e_j".
+        shaped = self.shape_returns(returns)
+        gradient = self.gradient_estimate(self._noise, indices, shaped, config.noise_std, num_params)
         norm = float(np.linalg.norm(gradient))
         if not math.isfinite(norm):
             raise NonFiniteError(
-                f"the gradient estimate at {self.env_steps} env steps is not finite: returns of up to "
-                f"{np.abs(returns).max():g} are too large for return_shaping={config.return_shaping}; set it to "
-                "centered_ranks"
+                f"the gradient estimate at {self.env_steps} env steps is not finite: of returns up to "
+                f"{np.abs(returns).max():g}, shaped to {np.abs(shaped).max():g}"
             )
-        learning_rate = self.value(config.learning_rate)
-        before = self._theta.copy()
+        learning_rate, before = self.value(config.learning_rate), self._theta.copy()
         descent = np.float32(config.weight_decay) * before - gradient
-        if (
-            not self._obs_statistics.is_empty
-        ):  # raw observations saturate: the first population only measures them
+        # Raw observations saturate: the first population only measures them.
+        if not self._obs_statistics.is_empty:
             self._optimizer.step({"theta": self._theta}, {"theta": descent}, learning_rate)
-        merge_gathered(self._obs_statistics.running, all_returns.obs_sums)
-        env_steps = int(all_returns.lengths.sum()) + int(all_returns.unperturbed[:, 1].sum())
+        merge_gathered(self._obs_statistics.running, played.obs_sums)
+        env_steps = int(played.lengths.sum())
         self.env_steps += env_steps
         self.publish_next()
-        weights_bytes = sum(array.nbytes for array in self.weights().values()) * max(
-            1, config.num_rollout_workers
-        )
+
+        weights_bytes = sum(array.nbytes for array in self.weights().values())
         theta_norm = float(np.linalg.norm(self._theta))
-        step_norm = float(np.linalg.norm(self._theta - before))
         metrics: dict[str, float] = {
             "es/return_std": float(returns.std()),
             "es/return_max": float(returns.max()),
-            "es/wire_bytes": answer_bytes + weights_bytes,
+            "es/wire_bytes": answer_bytes + weights_bytes * max(1, config.num_rollout_workers),
             "es/answer_bytes": answer_bytes,
             "learner/gradient_norm": norm,
             "learner/weights_norm": theta_norm,
-            "learner/update_ratio": step_norm / max(theta_norm, 1e-12),
+            "learner/update_ratio": float(np.linalg.norm(self._theta - before)) / max(theta_norm, 1e-12),
             "learner/learning_rate": learning_rate,
             "learner/skipped_pairs": int((~finite).sum()),
             "learner/weights_version": self.version,
-            "rollout/env_s": float(all_returns.seconds[0]),
-            "rollout/act_s": float(all_returns.seconds[1]),
-            "rollout/sample_s": float(all_returns.seconds[2]),
             "time/train_s": perf_counter() - started,
         }
-        if len(all_returns.unperturbed):
-            metrics["es/unperturbed_return_mean"] = float(all_returns.unperturbed[:, 0].mean())
-        # A perturbation's and its mirror image's one after the other: the last 100 are as much of one as of the other.
-        played = zip(
-            all_returns.returns[finite].reshape(-1).tolist(),
-            all_returns.lengths[finite].reshape(-1).tolist(),
-            [
-                each
-                for pair in np.flatnonzero(finite).tolist()
-                for each in all_returns.env_metrics.get(pair, [{}] * all_returns.returns[pair].size)
-            ],
-            strict=True,
-        )
-        return UpdateReport(env_steps, [Episode(*episode) for episode in played], metrics)
+        seconds = zip(("env_s", "act_s", "sample_s"), played.seconds.tolist(), strict=True)
+        metrics |= {f"rollout/{name}": each for name, each in seconds}
+        return UpdateReport(env_steps, [Episode(*each) for each in played.episodes(finite)], metrics)
 
     def weights(self) -> Weights:
         """theta by layer, and the statistics that observations are normalised with."""
@@ -489,16 +351,8 @@ def _non_finite_report(config: ESConfig, returns: Array, indices: Array, env_ste
     )
 
 
-# -- the ring
-
-
 class ES(Algorithm[ESConfig]):
-    """The ring, and `step()`, which turns it once.
-
-    with ES(ESConfig(env="CartPole-v1", seed=1)) as es:
-        while (result := es.step()).env_steps < 100_000:
-            print(result.env_steps, result.episode_return_mean)
-    """
+    """The ring, and `step()`, which turns it once."""
 
     name = "es"
     config_class: type[ESConfig] = ESConfig
@@ -511,18 +365,14 @@ class ES(Algorithm[ESConfig]):
         spaces = self.spaces = preflight(config)
         noise = rlplat.put(make_noise(config.noise_table_size, seed_of(config.seed, "noise")))
         server, learner = self.start(ParameterServer), spread(self.learner_class, settings)
-        self.learners = self.add(
-            LearnerGroup(
-                server, lambda _rank: learner.remote(self.computation, settings, spaces, noise, server)
-            ),
-            saved_as="learner",
+        learners = LearnerGroup(
+            server, lambda _rank: learner.remote(self.computation, settings, spaces, noise, server)
         )
+        self.learners = self.add(learners, saved_as="learner")
+        worker = spread(ESWorker, settings)
         # No state of theirs is saved: every episode follows from its place in the population.
         self.workers = self.start_workers(
-            lambda index, _incarnation: spread(ESWorker, settings).remote(
-                self.computation, settings, index, noise
-            ),
-            saved_as="",
+            lambda index, _incarnation: worker.remote(self.computation, settings, index, noise), saved_as=""
         )
         self.learners.wait_until_ready()
 
@@ -530,24 +380,14 @@ class ES(Algorithm[ESConfig]):
         """One update: play the population, estimate, step, publish."""
         self.require_open()
         answers = self.workers.sample(*self.learners.latest())
-        report = self.workers.deliver(
-            answers,
-            lambda parts: self.learners.update(
-                reduce_in_tasks(parts, join_returns, self.config.reduce_fan_in)
-            ),
-        )
+        report = self.workers.deliver(answers, lambda parts: self.learners.update(joined_in_tasks(parts)))
         return self.result(report, self.workers.metrics())
 
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """Acts with unperturbed weights."""
         config = ESConfig.among(settings)
-        return MLPPolicy(
-            mlp_shape(config, spaces),
-            seed,
-            sample_actions=config.sample_actions,
-            action_noise=config.action_noise,
-        )
+        return MLPPolicy(mlp_shape(config, spaces), seed, sample_actions=config.sample_actions)
 
 
 def preflight(config: ESConfig) -> SpaceSpec:

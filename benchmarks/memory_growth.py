@@ -190,7 +190,7 @@ _SMALL_ROUNDS: dict[str, dict[str, Any]] = {
     "a3c": {"num_envs_per_worker": 2, "rollout_length": 5},
     # Its replay is full soon: what is meant to grow is over.
     "dqn": {"rollout_length": 16, "batch_size": 16, "learning_starts": 100, "replay_capacity": 5_000},
-    "es": {"population_size": 4, "max_episode_steps": 20},
+    "es": {"population_size": 4, "env_kwargs": {"max_episode_steps": 20}},
 }
 
 

@@ -117,12 +117,11 @@ class _MLPChoice(nn.Module):
     def __init__(self, network: nn.Module, policy: MLPPolicy) -> None:
         super().__init__()
         self.network, self.is_discrete = network, policy.shape.is_discrete
-        self.action_noise = policy.action_noise
 
     def forward(self, obs: Any, state: Tensor | None, noise: Tensor | None) -> tuple[Tensor, Tensor, dict]:
         params = drawn = self.network(obs)
         if noise is not None:
-            drawn = params + (normal_to_gumbel(noise) if self.is_discrete else self.action_noise * noise)
+            drawn = params + normal_to_gumbel(noise)
         if self.is_discrete:
             return drawn.argmax(dim=1), params.argmax(dim=1), {"params": params}
         return drawn, params, {"params": params}
@@ -159,7 +158,7 @@ def choice_outputs(module: AgentModule, policy: Any) -> tuple[tuple[str, ...], i
     """(the outputs beside the actions, the size of the noise) of a trained agent."""
     if isinstance(policy, MLPPolicy):
         places = list(policy.shape.places.values())
-        draws = policy.sample_actions if policy.shape.is_discrete else policy.action_noise > 0
+        draws = policy.sample_actions and policy.shape.is_discrete
         return ("params",), places[-1][0][0] if draws else 0
     if isinstance(policy, BoundedActor):
         log_prob = ("log_prob",) if policy.actor.kind == "squashed_gaussian" else ()

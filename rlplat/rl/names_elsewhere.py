@@ -65,7 +65,6 @@ _HERE = {
     "population_size": "pop_size popsize episodes_per_batch",
     "noise_std": "noise_stdev sigma",
     "weight_decay": "l2_coeff",
-    "return_shaping": "return_proc_mode",
 }
 
 NAMES_ELSEWHERE: dict[str, tuple[str, ...]] = {

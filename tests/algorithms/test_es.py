@@ -20,6 +20,7 @@ from rlplat.errors import ActorDied, ConfigError, EnvError, NotInitialized, Usag
 from rlplat.rl.interfaces import Result
 from rlplat.rl.run.evaluation import Evaluator
 from rlplat.rl.run.training_loop import train
+from rlplat.rl.sampling import perturbed_episodes
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +36,14 @@ QUICK: dict[str, Any] = {
     "learning_rate": 0.1,
     "policy": {"hidden_sizes": [16]},
 }
+
+
+class Unshaped(ES):
+    """Follows the returns themselves, not their ranks."""
+
+    @staticmethod
+    def shape_returns(returns: Any) -> Any:
+        return returns.astype(np.float32)
 
 
 def make(**settings: Any) -> ES:
@@ -58,12 +67,9 @@ def assert_equal_states(one: ES, other: ES) -> None:
 
 def test_learns_cartpole() -> None:
     """From 20 of chance; every part of the ring has to be right for it."""
-    with make(unperturbed_share=0.25, population_size=32, learning_rate=0.05) as es:
-        results = [es.step()]
+    with make(population_size=32, learning_rate=0.05) as es:
+        results = [es.step() for _ in range(15)]
         assert results[0].episode_return_mean < 60
-        while len(results) < 15 and results[-1].metrics["es/unperturbed_return_mean"] <= 400:
-            results.append(es.step())
-        assert results[-1].metrics["es/unperturbed_return_mean"] > 400
         assert max(result.episode_return_mean for result in results) > 120
         evaluated = es.evaluate(5)
         assert len(evaluated) == 5 and np.mean([episode.episode_return for episode in evaluated]) > 300
@@ -74,8 +80,8 @@ def test_learns_cartpole() -> None:
 def test_learns_continuous_control() -> None:
     """-(action - 2)^2 thrice: from a linear policy of zeros, -12, to nearly 0."""
     settings = {"env": "tests.algorithms.es_envs:TargetEnv", "linear_policy": True, "learning_rate": 0.003}
-    settings |= {"return_shaping": "none"}
-    with make(**settings, optimizer="sgd", normalize_observations=False, action_noise=0.01) as es:
+    settings |= {"optimizer": "sgd", "normalize_observations": False}
+    with Unshaped(ESConfig(**(QUICK | settings))) as es:
         first = es.evaluate(1)[0].episode_return
         for _ in range(40):
             es.step()
@@ -109,7 +115,6 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(runtime: None, optimi
     settings = {
         "optimizer": optimizer,
         "sample_actions": True,
-        "unperturbed_share": 0.2,
         "weight_decay": 0.01,
     }
     with make(**settings) as whole:
@@ -171,15 +176,20 @@ def test_workers_that_keep_dying_end_the_run(runtime: None) -> None:
             es.step()
 
 
-def test_tens_of_workers_in_a_tree_are_the_same_as_without(runtime: None) -> None:
+def test_tens_of_workers_in_a_tree_are_the_same_as_without(
+    runtime: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """24 workers: 24 -> 6 -> 2 answers reach the learner; then one of them dies."""
-    settings = {"num_rollout_workers": 24, "population_size": 30, "unperturbed_share": 0.1}
+    settings = {"num_rollout_workers": 24, "population_size": 30}
     settings |= {"learning_rate": 0.01}  # so that episodes stay short
-    with make(**settings, reduce_fan_in=4) as tree, make(**settings, reduce_fan_in=64) as flat:
+    with make(**settings) as tree, make(**settings) as flat:
         for update in range(2):
             if update == 1:
                 rlplat.kill(tree.workers.handles[17])
-            results = [untimed(es.step()) for es in (tree, flat)]
+            results = []
+            for es, fan_in in ((tree, 4), (flat, 64)):
+                monkeypatch.setattr(perturbed_episodes, "FAN_IN", fan_in)
+                results.append(untimed(es.step()))
             # The same numbers come in fewer answers.
             wire = [result["metrics"].pop("es/wire_bytes") for result in results]
             assert wire[0] < wire[1]
@@ -251,7 +261,7 @@ def test_what_is_saved_acts_without_actors(runtime: None) -> None:
 
 
 def test_an_environment_that_fails_ends_the_run_with_its_name(runtime: None) -> None:
-    with make(env="tests.algorithms.es_envs:NanRewardEnv", max_episode_steps=30) as es:
+    with make(env="tests.algorithms.es_envs:NanRewardEnv") as es:
         with pytest.raises(EnvError, match="NanRewardEnv"):
             es.step()
 

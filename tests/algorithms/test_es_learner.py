@@ -13,9 +13,7 @@ from rlplat.algorithms.es import (
     ES,
     ESConfig,
     ESLearner,
-    Returns,
     gradient_estimate,
-    join_returns,
     shape_returns,
 )
 from rlplat.errors import NonFiniteError
@@ -24,7 +22,7 @@ from rlplat.rl.learning.numpy_learning import Momentum
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.perturbed_mlp import NoiseTable, make_noise
-from rlplat.rl.sampling.perturbed_episodes import reduce_pairs
+from rlplat.rl.sampling.perturbed_episodes import Returns, join_returns, joined
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 NOISE = make_noise(5_000, np.random.SeedSequence(0))
@@ -49,16 +47,13 @@ def make_learner(parameter_server: Any, **settings: Any) -> ESLearner:
     )
 
 
-def make_returns(
-    seed: int = 0, num_pairs: int = 6, episodes: int = 1, num_unperturbed: int = 0, num_obs: int = 0
-) -> Returns:
+def make_returns(seed: int = 0, num_pairs: int = 6, episodes: int = 1, num_obs: int = 0) -> Returns:
     rng = np.random.default_rng(seed)
     obs = rng.normal(3.0, 2.0, (num_obs, 4))
     return Returns(
         rng.integers(0, 4_000, num_pairs).astype(np.uint32),
         rng.normal(size=(num_pairs, 2, episodes)).astype(np.float32),
         np.full((num_pairs, 2, episodes), 10, np.uint32),
-        np.tile(np.array([[2.0, 7.0]], np.float32), (num_unperturbed, 1)),
         sums_of(obs),
         np.zeros(3),
     )
@@ -76,16 +71,16 @@ def theta_of(learner: ESLearner) -> np.ndarray:
 
 
 def test_centred_ranks() -> None:
-    shaped = shape_returns(np.array([[30.0, -5.0], [7.0, 1000.0]]), "centered_ranks")
+    shaped = shape_returns(np.array([[30.0, -5.0], [7.0, 1000.0]]))
     np.testing.assert_allclose(shaped, [[2 / 3 - 0.5, -0.5], [1 / 3 - 0.5, 0.5]], rtol=1e-6)
     assert shaped.dtype == np.float32
 
 
 def test_equal_returns_have_equal_ranks() -> None:
     """The mean of the ranks that they take up: 1, 1, 1 of 0..5 here; when all are equal there is nothing to follow."""
-    shaped = shape_returns(np.array([[1.0, 1.0], [1.0, 5.0], [6.0, 7.0]]), "centered_ranks")
+    shaped = shape_returns(np.array([[1.0, 1.0], [1.0, 5.0], [6.0, 7.0]]))
     np.testing.assert_allclose(shaped, np.array([[1, 1], [1, 3], [4, 5]]) / 5 - 0.5, rtol=1e-6)
-    assert not shape_returns(np.full((4, 2), -200.0), "centered_ranks").any()
+    assert not shape_returns(np.full((4, 2), -200.0)).any()
 
 
 def test_ranks_against_a_reference_that_counts() -> None:
@@ -93,14 +88,7 @@ def test_ranks_against_a_reference_that_counts() -> None:
     flat = returns.reshape(-1)
     ranks = np.array([(flat < one).sum() + ((flat == one).sum() - 1) / 2 for one in flat])
     expected = (ranks / 39 - 0.5).reshape(20, 2)
-    np.testing.assert_allclose(shape_returns(returns, "centered_ranks"), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_other_shapings() -> None:
-    returns = np.array([[1.0, 3.0], [5.0, 7.0]])
-    np.testing.assert_array_equal(shape_returns(returns, "none"), returns)
-    np.testing.assert_allclose(shape_returns(returns, "standardize"), (returns - 4) / np.sqrt(5), rtol=1e-6)
-    assert not shape_returns(np.ones((2, 2)), "standardize").any()
+    np.testing.assert_allclose(shape_returns(returns), expected, rtol=1e-6, atol=1e-7)
 
 
 # -- the gradient
@@ -130,7 +118,7 @@ def test_gradient_estimate_is_the_gradient_of_what_it_estimates() -> None:
         return -np.square(parameters - target).sum(axis=1)
 
     returns = np.stack([objective(theta + perturbations), objective(theta - perturbations)], axis=1)
-    got = gradient_estimate(NoiseTable(noise), indices, shape_returns(returns, "none"), 0.1, 5)
+    got = gradient_estimate(NoiseTable(noise), indices, returns.astype(np.float32), 0.1, 5)
     np.testing.assert_allclose(got, -2 * (theta - target), atol=0.1)
 
 
@@ -176,7 +164,7 @@ def test_updates_are_those_of_torchs_optimizers_with_weight_decay(
     )
     for seed in range(5):
         returns = make_returns(seed, episodes=2)
-        shaped = shape_returns(returns.returns.mean(axis=2), "centered_ranks")
+        shaped = shape_returns(returns.returns.mean(axis=2))
         gradient = gradient_estimate(NoiseTable(NOISE), returns.indices, shaped, 0.1, len(parameter))
         parameter.grad = torch.tensor(-gradient)
         theirs.step()
@@ -216,15 +204,14 @@ def test_the_first_population_measures_observations_and_nothing_else(parameter_s
 
 def test_an_update_counts_reports_and_publishes(parameter_server: Any) -> None:
     learner = make_learner(parameter_server, learning_rate={"schedule": "linear", "start": 0.1, "end": 0.0})
-    parts = [make_returns(seed, num_unperturbed=seed) for seed in range(3)]
+    parts = [make_returns(seed) for seed in range(3)]
     report = learner.update(*parts)
-    assert report.env_steps == 3 * 12 * 10 + 3 * 7
+    assert report.env_steps == 3 * 12 * 10
     assert [episode.length for episode in report.episodes] == [10] * 36
     assert report.episodes[12].episode_return == pytest.approx(float(parts[1].returns[0, 0, 0]))
-    assert report.metrics["es/unperturbed_return_mean"] == 2.0
     assert report.metrics["es/return_max"] == pytest.approx(max(float(part.returns.max()) for part in parts))
     assert report.metrics["learner/learning_rate"] == pytest.approx(0.1)
-    assert learner.update(parts[0]).metrics["learner/learning_rate"] == pytest.approx(0.1 * (1 - 0.381))
+    assert learner.update(parts[0]).metrics["learner/learning_rate"] == pytest.approx(0.1 * (1 - 0.36))
     version, weights = rlplat.get(parameter_server.latest.remote())
     assert version == 2
     np.testing.assert_array_equal(learner._shape.flat(weights), theta_of(learner))
@@ -245,12 +232,10 @@ def test_answers_on_the_wire_do_not_grow_with_the_network(parameter_server: Any)
 
 def test_joined_parts_make_the_same_update(parameter_server: Any) -> None:
     # Where nothing was gathered, nothing is sent; that is on either side of a join here.
-    parts = [
-        make_returns(seed, num_unperturbed=1, num_obs=num_obs) for seed, num_obs in enumerate((0, 9, 9, 0, 9))
-    ]
+    parts = [make_returns(seed, num_obs=num_obs) for seed, num_obs in enumerate((0, 9, 9, 0, 9))]
     one, other = make_learner(parameter_server), make_learner(parameter_server)
     one.update(*parts)
-    other.update(reduce_pairs(parts[:4], join_returns), parts[4])
+    other.update(joined(parts[:4]), parts[4])
     np.testing.assert_array_equal(theta_of(one), theta_of(other))
     for name in (OBS_MEAN, OBS_VAR):
         np.testing.assert_array_equal(one.weights()[name], other.weights()[name])
@@ -259,11 +244,11 @@ def test_joined_parts_make_the_same_update(parameter_server: Any) -> None:
 def test_a_join_appends_episodes_and_adds_sums() -> None:
     left, right, bare = (
         make_returns(1, num_obs=4),
-        make_returns(2, num_unperturbed=3, num_obs=6),
+        make_returns(2, num_obs=6),
         make_returns(3),
     )
     joined = join_returns(join_returns(left, bare), join_returns(bare, right))
-    for name in ("indices", "returns", "lengths", "unperturbed"):
+    for name in ("indices", "returns", "lengths"):
         parts = [getattr(part, name) for part in (left, bare, bare, right)]
         np.testing.assert_array_equal(getattr(joined, name), np.concatenate(parts))
     assert joined.obs_sums[0] == 10

@@ -11,12 +11,9 @@ from rlplat.algorithms.es import (
     ES,
     ESConfig,
     ESWorker,
-    Returns,
-    join_returns,
     mlp_shape,
     seed_of,
     share_of_population,
-    unperturbed_episodes,
 )
 from rlplat.errors import EnvError, NonFiniteError
 from rlplat.rl.envs.make import make_vector_env
@@ -24,7 +21,7 @@ from rlplat.rl.interfaces import Weights
 from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 from rlplat.rl.policies.perturbed_mlp import make_noise
-from rlplat.rl.sampling.perturbed_episodes import ObsGatherer
+from rlplat.rl.sampling.perturbed_episodes import ObsGatherer, Returns, join_returns
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
 ENVS = "tests.algorithms.es_envs"
@@ -76,7 +73,7 @@ def assert_equal(one: Returns, other: Returns) -> None:
 
 @pytest.mark.parametrize("num_envs", [1, 4, 16])
 def test_returns_are_those_of_the_mirrored_perturbations(num_envs: int) -> None:
-    settings = {"num_envs_per_worker": num_envs, "linear_policy": True, "unperturbed_share": 0.25}
+    settings = {"num_envs_per_worker": num_envs, "linear_policy": True}
     config = config_of("TargetEnv", episodes_per_perturbation=2, **settings)
     spec = SpaceSpec(
         ObsSpec("vector", (2,), "float32"), ActionSpec("box", shape=(1,), low=(-100.0,), high=(100.0,))
@@ -93,8 +90,6 @@ def test_returns_are_those_of_the_mirrored_perturbations(num_envs: int) -> None:
         noise = 0.1 * NOISE[index : index + 3]
         np.testing.assert_allclose(returns[0], expected(theta + noise), rtol=1e-4)
         np.testing.assert_allclose(returns[1], expected(theta - noise), rtol=1e-4)
-    assert len(got.unperturbed) == 6
-    np.testing.assert_allclose(got.unperturbed, [[expected(theta), 3]] * 6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -118,13 +113,6 @@ def test_an_episode_follows_from_its_place(vectorization: str) -> None:
     np.testing.assert_array_equal(got.returns[:, 1], got.returns[:, 0])
 
 
-def test_episodes_are_counted_up_to_the_limit() -> None:
-    got = sample(config_of("EndlessEnv", max_episode_steps=7))
-    assert (got.lengths == 7).all() and (got.returns == 7.0).all() and got.returns.shape == (6, 2, 1)
-    got = sample(config_of("RandomLengthEnv", max_episode_steps=7, population_size=20))
-    assert got.lengths.max() == 7 and got.lengths.min() < 7
-
-
 def test_the_same_version_is_the_same_whoever_plays_it_and_whatever_came_before() -> None:
     config = config_of("RandomLengthEnv", normalize_observations=True, obs_gathering_probability=0.5)
     first = sample(config)
@@ -139,8 +127,8 @@ def test_the_same_version_is_the_same_whoever_plays_it_and_whatever_came_before(
 @pytest.mark.parametrize(
     ("env", "settings"),
     [
-        ("CartPole-v1", {"sample_actions": True, "unperturbed_share": 0.2, "population_size": 7}),
-        ("Pendulum-v1", {"action_noise": 0.3, "max_episode_steps": 20, "episodes_per_perturbation": 2}),
+        ("CartPole-v1", {"sample_actions": True, "population_size": 7}),
+        ("Pendulum-v1", {"env_kwargs": {"max_episode_steps": 20}, "episodes_per_perturbation": 2}),
         ("RandomLengthEnv", {}),
     ],
 )
@@ -153,19 +141,17 @@ def test_returns_do_not_depend_on_the_number_of_workers(env: str, settings: dict
         joined, *shares = [sample(config, index) for index in range(number)]
         for share in shares:
             joined = join_returns(joined, share)
-        for name in ("indices", "returns", "lengths", "unperturbed"):
+        for name in ("indices", "returns", "lengths"):
             np.testing.assert_array_equal(getattr(joined, name), getattr(alone, name), err_msg=name)
         np.testing.assert_allclose(joined.obs_sums, alone.obs_sums, rtol=1e-12)
 
 
-def test_shares_and_unperturbed_episodes_add_up() -> None:
+def test_shares_add_up() -> None:
     for number in (1, 3, 7, 40):
-        config = config_of("TargetEnv", population_size=41, num_rollout_workers=number, unperturbed_share=0.1)
+        config = config_of("TargetEnv", population_size=41, num_rollout_workers=number)
         shares = [share_of_population(config, index) for index in range(number)]
         assert [pair for share in shares for pair in share] == list(range(41))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        places = [place for share in shares for place in unperturbed_episodes(config, share)]
-        assert places == list(range(41, 49))  # 8 beside 82
 
 
 def test_gathered_sums_are_those_of_the_episodes_that_were_played() -> None:
@@ -216,7 +202,7 @@ def test_a_reward_that_is_no_number_is_named() -> None:
     with pytest.raises(
         EnvError, match=r"NanRewardEnv \(environment 0 of 0\.\.3\), step 40 .* NaN or infinity in the reward"
     ):
-        sample(config_of("NanRewardEnv", max_episode_steps=30))
+        sample(config_of("NanRewardEnv"))
 
 
 def test_weights_that_have_diverged_are_named() -> None:

@@ -120,7 +120,7 @@ CASES = [  # others: tests/outsiders/test_onnx_tools.py, which writes files of t
     ("dqn", "choices", {"noisy": True, "dueling": True, "distributional": "qr"}),
     ("dqn", "discrete", {"policy": {"core": "lstm", **CORE}, "normalize_observations": True}),
     ("impala", "dict", {"policy": {"core": "lstm", **CORE}}),
-    ("es", "box", {"action_noise": 0.1}),
+    ("es", "box", {}),
     ("mbpo", "box", {}),
     ("td3", "box", {"exploration_noise": 0.5, "normalize_observations": True}),
 ]

@@ -142,14 +142,13 @@ class PerturbedMLPs:
         noise: NoiseTable,
         *,
         sample_actions: bool = False,
-        action_noise: float = 0.0,
     ) -> None:
         self._shape, self._noise = shape, noise
         self._theta = np.zeros(shape.num_params, np.float32)
         self._params = np.zeros((num_slots, shape.num_params), np.float32)
         self._layers = shape.split(self._params)
         self._rngs = [np.random.default_rng(0)] * num_slots
-        self._sample_actions, self._action_noise = sample_actions, action_noise
+        self._sample_actions = sample_actions
         self._normalize = ObsNormalizer()
 
     def set_weights(self, weights: Weights) -> None:
@@ -167,14 +166,11 @@ class PerturbedMLPs:
     def act(self, obs: Array) -> Array:
         """obs: [B, ...] -> int64[B] or float32[B, A]."""
         x = forward(_features(self._normalize, obs), self._layers, self._shape.activation)
-        if self._shape.is_discrete:
-            if not self._sample_actions:
-                return choose(x)
-            return np.concatenate([choose(row[None], rng) for row, rng in zip(x, self._rngs, strict=True)])
-        if not self._action_noise:
+        if not self._shape.is_discrete:
             return x
-        deviation = self._action_noise
-        return np.stack([add_noise(row, rng, deviation) for row, rng in zip(x, self._rngs, strict=True)])
+        if not self._sample_actions:
+            return choose(x)
+        return np.concatenate([choose(row[None], rng) for row, rng in zip(x, self._rngs, strict=True)])
 
 
 class MLPPolicy(Stateless):
@@ -186,12 +182,11 @@ class MLPPolicy(Stateless):
         seed: np.random.SeedSequence,
         *,
         sample_actions: bool = False,
-        action_noise: float = 0.0,
     ) -> None:
         self.shape = shape
         super().__init__(seed)
         self._layers: list[Layer] = []
-        self.sample_actions, self.action_noise = sample_actions, action_noise
+        self.sample_actions = sample_actions
         self._normalize = ObsNormalizer()
 
     def set_weights(self, weights: Weights) -> None:
@@ -199,13 +194,11 @@ class MLPPolicy(Stateless):
         self._normalize.set_weights(weights)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
-        """`deterministic`: the largest output, no noise on it."""
+        """`deterministic`: the largest output."""
         assert isinstance(obs, np.ndarray)
         x = forward(_features(self._normalize, obs), self._layers, self.shape.activation)
-        if self.shape.is_discrete:
-            actions = choose(x, self._rng if self.sample_actions and not deterministic else None)
-        else:
-            actions = add_noise(x, self._rng, 0.0 if deterministic else self.action_noise)
+        rng = self._rng if self.sample_actions and not deterministic else None
+        actions = choose(x, rng) if self.shape.is_discrete else x
         zeros = np.zeros(len(obs), np.float32)
         return PolicyOutput(actions, zeros, zeros)
 
@@ -227,10 +220,3 @@ def choose(outputs: Array, rng: np.random.Generator | None = None) -> Array:
         # Gumbel-max: argmax(outputs + G) is a draw from softmax(outputs), and -log(Exponential) is such a G.
         outputs = outputs - np.log(rng.standard_exponential(outputs.shape))
     return outputs.argmax(axis=1)
-
-
-def add_noise(outputs: Array, rng: np.random.Generator, deviation: float) -> Array:
-    """outputs: float32[..., A] -> the same with Gaussian noise (themselves where it is 0)."""
-    if deviation == 0.0:
-        return outputs
-    return outputs + np.float32(deviation) * rng.standard_normal(outputs.shape, dtype=np.float32)

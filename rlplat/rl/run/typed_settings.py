@@ -348,7 +348,6 @@ class ESSettings(CommonSettings, total=False):
     episodes_per_perturbation: int
     noise_std: float
     noise_table_size: int
-    return_shaping: Literal["centered_ranks", "standardize", "none"]
     optimizer: Literal["adam", "sgd"]
     momentum: float
     adam_epsilon: float
@@ -357,10 +356,6 @@ class ESSettings(CommonSettings, total=False):
     obs_gathering_probability: float
     linear_policy: bool
     sample_actions: bool
-    action_noise: float
-    max_episode_steps: int | None
-    unperturbed_share: float
-    reduce_fan_in: Literal[2, 4, 8, 16, 32, 64]
 
 
 class ImpalaSettings(CommonSettings, total=False):
@@ -582,15 +577,10 @@ class AnySettings(CommonSettings, total=False):
     episodes_per_perturbation: int
     noise_std: float
     noise_table_size: int
-    return_shaping: Literal["centered_ranks", "standardize", "none"]
     momentum: float
     obs_gathering_probability: float
     linear_policy: bool
     sample_actions: bool
-    action_noise: float
-    max_episode_steps: int | None
-    unperturbed_share: float
-    reduce_fan_in: Literal[2, 4, 8, 16, 32, 64]
     rollouts_per_update: int
     num_epochs: int
     rho_bar: float

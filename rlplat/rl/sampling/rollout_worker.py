@@ -25,7 +25,48 @@ from rlplat.rl.sampling.simulator_rollouts import SimulatorRollouts, act_by_them
 from rlplat.rl.seeding import seed_process, seed_sequences
 
 
-class RolloutWorker:
+class EnvWorker:
+    """An actor with environments of its own, of which the driver may ask something."""
+
+    _env: VectorEnv | SimulatorRollouts
+
+    @staticmethod
+    def make_envs(config: dict[str, Any], worker_index: int, num_envs: int, **more: Any) -> VectorEnv:
+        """more: of `make_vector_env`."""
+        return make_vector_env(
+            config["env"],
+            num_envs,
+            env_kwargs=config["env_kwargs"],
+            num_threads=cpu_share(config["num_rollout_workers"]),
+            vectorization=config["vectorization"],
+            env_metrics=config.get("env_metrics", ()),
+            copies=Copies.of(config, "rollout", worker_index),
+            **Limits.of(config).arguments(),
+            **more,
+        )
+
+    def ask_envs(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """Of every environment: `VectorEnv.ask`."""
+        if isinstance(self._env, VectorEnv):
+            return self._env.ask(what, name, *arguments, **keywords)
+        raise UsageError(
+            "simulators that act by themselves have no attributes here: tell them over a channel of yours"
+        )
+
+    def env_statistics(self) -> Statistics:
+        """Those that the environments keep between episodes, merged."""
+        return self._env.statistics() if isinstance(self._env, VectorEnv) else {}
+
+    def take_env_statistics(self, statistics: Statistics, num_workers: int) -> None:
+        """In the place of the environments' own; num_workers: that get the same."""
+        if isinstance(self._env, VectorEnv):
+            self._env.take_statistics(statistics, num_copies=num_workers * self._env.num_envs)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class RolloutWorker(EnvWorker):
     """No advantages, n-step returns, reward scaling or statistics: these belong to the learner and the replay.
 
     worker = rlplat.remote(RolloutWorker).remote(config.model_dump(), 0, 0)
@@ -51,22 +92,16 @@ class RolloutWorker:
         policy_seed, env_seed = seed_sequences(config["seed"], "rollout", worker_index, incarnation)
         seed_process(config["seed"], "rollout", worker_index, incarnation)
         num_threads = cpu_share(config["num_rollout_workers"])
-        self._env: VectorEnv | SimulatorRollouts
         if act_by_themselves(config):
             self._env = SimulatorRollouts(config, env_seed, ahead=self._ahead(config, record))
         else:
-            self._env = make_vector_env(
-                config["env"],
+            self._env = self.make_envs(
+                config,
+                worker_index,
                 config["num_envs_per_worker"],
                 seed=env_seed,
-                env_kwargs=config["env_kwargs"],
-                num_threads=num_threads,
-                vectorization=config["vectorization"],
                 keep_state=config["deterministic"],
                 seeds_each=bool(config.get("random_start_steps")),
-                env_metrics=config.get("env_metrics", ()),
-                copies=Copies.of(config, "rollout", worker_index),
-                **Limits.of(config).arguments(),
             )
         # In one process the learner's number, if one was set, holds for acting too: torch has one for both.
         of_learner = 0 if config["num_rollout_workers"] else config["learner"]["num_threads"]
@@ -209,26 +244,6 @@ class RolloutWorker:
         if not self._deterministic:
             return "the states of the environments (deterministic: true saves them): after a resume new episodes start"
         return self._env.not_saved
-
-    def ask_envs(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
-        """Of every environment: `VectorEnv.ask`."""
-        if isinstance(self._env, VectorEnv):
-            return self._env.ask(what, name, *arguments, **keywords)
-        raise UsageError(
-            "simulators that act by themselves have no attributes here: tell them over a channel of yours"
-        )
-
-    def env_statistics(self) -> Statistics:
-        """Those that the environments keep between episodes, merged."""
-        return self._env.statistics() if isinstance(self._env, VectorEnv) else {}
-
-    def take_env_statistics(self, statistics: Statistics, num_workers: int) -> None:
-        """In the place of the environments' own; num_workers: that get the same."""
-        if isinstance(self._env, VectorEnv):
-            self._env.take_statistics(statistics, num_copies=num_workers * self._env.num_envs)
-
-    def close(self) -> None:
-        self._env.close()
 
     def _core_state(self) -> Array:
         """float32[B, S]. Rows appear with the first `act`; before it, all of them begin an episode."""

@@ -12,7 +12,6 @@ from rlplat.rl.policies.perturbed_mlp import (
     MLPShape,
     NoiseTable,
     PerturbedMLPs,
-    add_noise,
     choose,
     make_noise,
 )
@@ -117,22 +116,3 @@ def test_drawn_actions_follow_the_softmax() -> None:
     counts = np.bincount(choose(outputs, rng), minlength=3) / 40_000
     np.testing.assert_allclose(counts, probabilities, atol=0.01)
     assert (choose(outputs, None) == 2).all()
-
-
-def test_noise_on_actions_has_its_deviation_and_evaluation_can_leave_it_out() -> None:
-    rng = np.random.default_rng(0)
-    means = np.full((20_000, 2), 3.0, np.float32)
-    noisy = add_noise(means, rng, 0.5)
-    assert noisy.dtype == np.float32
-    assert abs(noisy.mean() - 3.0) < 0.01 and abs(noisy.std() - 0.5) < 0.01
-    assert add_noise(means, rng, 0.0) is means
-    shape = MLPShape(SPACES["box"], hidden_sizes=())
-    policy = MLPPolicy(shape, SEED, action_noise=0.5)
-    policy.set_weights(shape.named(shape.initial(SEED)))
-    obs = np.ones((5, 2, 2))
-    assert not policy.act(obs, deterministic=True).actions.any()
-    state = policy.get_state()
-    first = policy.act(obs).actions
-    assert first.all()
-    policy.set_state(state)
-    np.testing.assert_array_equal(policy.act(obs).actions, first)
