@@ -9,6 +9,7 @@ each would have a queue of its own, and what waits in it is reset when its owner
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,7 @@ import socket
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -26,6 +28,8 @@ from rlplat.listening import in_url, is_loopback, listen
 
 BACKLOG = 4096
 PREFIX = "rlplat-serve-"
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Of this process or machine for a moment: a replica that comes is let in later."""
 
 
 class ListeningSocket:
@@ -78,8 +82,11 @@ class ListeningSocket:
         while True:
             try:
                 visitor, _ = self._door.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if error.errno not in _FULL:
+                    return  # it is closed
+                time.sleep(0.1)
+                continue
             with visitor:
                 try:
                     sockets = (self._socket, *self._canary)

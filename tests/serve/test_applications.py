@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import http.client
 import os
+import resource
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -109,6 +112,30 @@ def test_fastapi_is_mounted_with_its_web_sockets(running: serve.Running) -> None
             socket.send("hello")
             assert socket.recv() == "hello"
         assert set(api.status()["deployments"]) == {"Api", "Scale"}
+
+
+def test_a_replica_is_let_in_when_there_are_files_again() -> None:
+    """Too many open files in the process that listens, for a moment."""
+    listening, limits = ListeningSocket("127.0.0.1", 0), resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept: list[int] = []
+    with socket.socket(socket.AF_UNIX) as replica:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (replica.fileno() + 50, limits[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    kept.append(os.dup(replica.fileno()))
+            replica.settimeout(30)
+            replica.connect(listening.door)
+            time.sleep(0.05)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for each in kept:
+                os.close(each)
+        _, sockets, _, _ = socket.recv_fds(replica, 1, 3)
+    for each in sockets:
+        os.close(each)
+    listening.close()
+    assert len(sockets) == 3
 
 
 def test_the_folder_of_a_killed_server_is_swept_and_that_of_a_living_one_stays(
