@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import shlex
 import types
@@ -317,17 +318,20 @@ def _example(path: KeyPath, group: type[BaseModel], value: Any, origin: str) -> 
     """Settings of a group as they are written there: an argument, a flag, a line of a file; with the number that was
     given, where the first of them is one."""
     settings: Mapping[str, Any] = getattr(group, "example", {}) or {
-        name: info.get_default(call_default_factory=True)
+        name: "..." if info.is_required() else info.get_default(call_default_factory=True)
         for name, info in list(group.model_fields.items())[:1]
     }
     key, shown = next(iter(settings.items()))
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if all(isinstance(each, int | float) and not isinstance(each, bool) for each in (number, shown)):
+    are_numbers = all(
+        isinstance(each, int | float) and not isinstance(each, bool) for each in (number, shown)
+    )
+    if are_numbers and math.isfinite(number):
         shown = type(shown)(number)
     if origin.startswith("argument "):
         outer = "".join(f"{each}={{" if not depth else f'"{each}": {{' for depth, each in enumerate(path))
         return f"{outer}{json.dumps(key)}: {_in_python(shown)}{'}' * len(path)}"
-    text = json.dumps(shown) if not isinstance(shown, str) else shown
+    text = json.dumps(shown, default=str) if not isinstance(shown, str) else shown
     if origin.startswith("--"):
         flag = ".".join([*path, key]).replace("_", "-")
         return f"--{flag} {shlex.quote(text)}"

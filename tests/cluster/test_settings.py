@@ -40,6 +40,8 @@ def test_hosts_are_counted(tmp_path: Path) -> None:
         ("provider: local\nengin: ray", "unknown key 'engin' in lab.yaml:2; did you mean 'engine'?"),
         ("provider: local\nlocal: {node: 2}", "did you mean 'local.nodes'?"),
         ("provider: local\nlocal: {nodes: 0}", "'local.nodes' in lab.yaml:2: 0 (must be a whole number from 1"),
+        ("provider: local\nlocal: .nan", "'local' in lab.yaml:2: nan (it takes settings by name: local: {nodes: 1})"),
+        ("provider: ssh\nssh: ''", "'' (it takes settings by name: ssh: {hosts: ...})"),
         ("provider: slurm\nslurm: {partition: 'a b'}", "must be one word of letters, digits"),
         ("provider: slurm\nslurm: {account: --uid=0}", "bad value for 'slurm.account'"),
         ("provider: slurm\nslurm: {time_limit: forever}", "must be [DAYS-]HOURS:MINUTES:SECONDS"),
