@@ -151,9 +151,7 @@ class LocalActor:
             with asyncio.Runner() if is_busy else nullcontext(mine) as runner:
                 return runner.run(whole(), context=here)
 
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not _in_a_loop():
             return run()
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(run).result()
@@ -163,6 +161,14 @@ class LocalActor:
         runner, self._runner = self._runner, None
         if runner is not None and not runner.get_loop().is_running():
             runner.close()
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _waits(what: str, seconds: float) -> str:
