@@ -68,6 +68,35 @@ rlplat.state.open_logs()
     assert "ConfigError: there are no logs of ended clusters: No usable temporary directory" in done.stderr
 
 
+def test_without_shared_memory_large_values_are_in_the_temporary_folder_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "rlplat.init(num_cpus=1); print(rlplat.get(rlplat.put(np.ones(100_000))).sum()); rlplat.shutdown()"
+    )
+    done = run_inside("mount -t tmpfs -o ro tmpfs /dev/shm", script, TMPDIR=str(tmp_path))
+    assert done.stdout == "100000.0\n"
+    assert (
+        done.stderr
+        == f"rlplat: large values are in {tmp_path}, which may be slow: /dev/shm cannot be written\n"
+    )
+
+
+def test_a_value_larger_than_a_file_may_be_is_no_full_store() -> None:
+    script = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+rlplat.init(num_cpus=1)
+try:
+    rlplat.put(np.ones(1_000_000))
+except OSError as error:
+    print(error)
+rlplat.shutdown()
+"""
+    done = run_inside(SHARED, script)
+    assert "a value of 8.0 MB is a larger file than allowed (ulimit -f)" in done.stdout, done.stderr
+
+
 def test_nothing_at_all_can_be_written() -> None:
     done = run_inside(f"mount -t tmpfs -o ro tmpfs /dev/shm && {READ_ONLY}", "rlplat.init()")
     assert "ConfigError: neither /dev/shm nor a temporary folder can be written" in done.stderr

@@ -156,6 +156,8 @@ def test_a_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
         text = os.read(read, 65536).decode()
         assert text.count("(w1) a\n") == 2_000
         assert "1,000 lines dropped; they are in /dev/full, but for 6,000 bytes" in text
+        loss = "rlplat: output of workers is lost: /dev/full cannot be written: No space left on device\n"
+        assert text.count(loss) == 1
     finally:
         os.close(read)
         os.close(write)

@@ -31,6 +31,7 @@ WORKER_MARK = "RLPLAT_WORKER"
 NO_WORKER = "-" * 15
 """Its value elsewhere: room for an id, see `mark_as_worker`."""
 _PREFIX = "rlplat-"
+_SHARED_MEMORY = "/dev/shm"
 _MIN_STORE_BYTES = 32 << 20
 _KILL_S = 2.0
 _IN_MEMORY = (0x01021994, 0x858458F6)
@@ -50,6 +51,8 @@ def main_of(module: str) -> str:
 def make_session() -> str:
     """A new folder for a cluster of this process."""
     root = shared_memory_root()
+    if root != _SHARED_MEMORY:
+        say(f"large values are in {root}, which may be slow: {_SHARED_MEMORY} cannot be written")
     remove_dead_sessions(root)
     return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=root)
 
@@ -234,7 +237,7 @@ def is_in_memory(folder: str) -> bool:
 
 
 def shared_memory_root() -> str:
-    root = "/dev/shm"
+    root = _SHARED_MEMORY
     if not os.access(root, os.W_OK):
         root = temporary_folder()
     if not root:
@@ -260,7 +263,7 @@ def _start_time(pid: int) -> str:
 def running_sessions() -> list[str]:
     """Folders of this user's clusters whose driver lives, oldest first."""
     found = []
-    for root in ("/dev/shm", temporary_folder()):
+    for root in (_SHARED_MEMORY, temporary_folder()):
         for name in os.listdir(root) if os.path.isdir(root) else ():
             path = os.path.join(root, name)
             try:

@@ -89,7 +89,8 @@ class LogFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self.num_lost_bytes = 0
-        """Could not be written: the disk is full, or the folder is gone."""
+        """Could not be written: the disk is full, or the folder is gone; `failure` says what."""
+        self.failure = ""
         self._head = b""
         self._size = 0
 
@@ -112,7 +113,8 @@ class LogFile:
                 written = os.write(descriptor, data)
             finally:
                 os.close(descriptor)
-        except OSError:
-            pass
+            self.failure = self.failure if written == len(data) else "the disk is full"
+        except OSError as error:
+            self.failure = str(error.strerror)
         self._size += written
         self.num_lost_bytes += len(data) - written

@@ -32,6 +32,8 @@ class Console:
         self._descriptor = descriptor
         self._waiting = bytearray()
         self._num_dropped = 0
+        self.has_told_of_loss = False
+        """That a log file cannot be written: once for all workers."""
         self._poller = select.poll()
         self._poller.register(descriptor, select.POLLOUT)
 
@@ -82,6 +84,11 @@ class WorkerOutput:
     def take(self, data: bytes, name: str, now: float) -> None:
         """`name` goes before each line."""
         self.file.write(data)
+        if self.file.failure and not self._console.has_told_of_loss:
+            self._console.has_told_of_loss = True
+            self._console.write(
+                f"rlplat: output of workers is lost: {self.file.path} cannot be written: {self.file.failure}\n"
+            )
         *lines, rest = (self._rest + data).split(b"\n")
         lines = [_as_seen(line) for line in lines]
         is_bar = b"\r" in rest

@@ -44,7 +44,7 @@ _MUCH = 1 << 20
 """Bytes of other programs in /dev/shm that are worth a word; the account and sockets take some pages too."""
 _SHARED_COPY_BYTES = 4 << 20
 """From here on a second thread copies one half: 1.7 times the speed where a core is idle."""
-_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 
 
 def _class_bytes(size: int) -> int:
@@ -120,6 +120,10 @@ class Store:
                 with self._lock:
                     self._remove(own)
                     if not (isinstance(error, OSError) and error.errno in _NO_ROOM):
+                        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+                            error.strerror = (
+                                f"a value of {total / 1e6:.1f} MB is a larger file than allowed (ulimit -f)"
+                            )
                         raise
                     if not self.drop_spares(own.filled):
                         raise ObjectStoreFull(self.full_text(total)) from None
