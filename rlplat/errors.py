@@ -21,6 +21,7 @@ RlplatError
     │   └── OutOfMemory        ... because it was over its memory limit, or the machine was short of memory
     ├── ActorDied              the actor's process ended, or its constructor raised
     │   └── NoSuchActor        `get_actor` of a name that no living actor has (also a builtin ValueError)
+    ├── PendingCallsLimitExceeded  an actor has as many calls of this process waiting as its `max_pending_calls`
     ├── OwnerDied              the process that owned the object is gone, and the object with it
     ├── ObjectLost             the object's bytes are gone although its owner lives
     ├── ObjectStoreFull        shared memory is full
@@ -166,6 +167,10 @@ class ActorDied(RuntimeFault):
 
 
 class NoSuchActor(ActorDied, ValueError):
+    pass
+
+
+class PendingCallsLimitExceeded(RuntimeFault):
     pass
 
 

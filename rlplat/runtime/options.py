@@ -56,6 +56,9 @@ class Options:
     """Actors: how often to start again when the process dies; -1: for ever."""
     max_task_retries: int = 0
     """Actors: how often a call that was lost with the process runs again after the restart; -1: for ever."""
+    max_pending_calls: int = -1
+    """Actors: of how many calls a process may await the results at once; the next is `PendingCallsLimitExceeded`;
+    -1: of any number."""
     exactly_once: bool = False
     """Actors: a call that is repeated after a restart takes effect once (see docs/runtime.md for what that needs)."""
     runtime_env: dict[str, Any] = field(default_factory=dict)
@@ -79,11 +82,11 @@ class Options:
 _AT_LEAST = {
     "memory": 0, "generator_backpressure": 0, "timeout_s": 0,
     "max_concurrency": 1, "num_returns": 0, "max_calls": 0,
-    "max_retries": -1, "max_restarts": -1, "max_task_retries": -1,
+    "max_retries": -1, "max_restarts": -1, "max_task_retries": -1, "max_pending_calls": -1,
 }  # fmt: skip
 _WHOLE = (
     "num_returns", "max_concurrency", "generator_backpressure", "max_retries", "max_restarts", "memory", "max_calls",
-    "max_task_retries",
+    "max_task_retries", "max_pending_calls",
 )  # fmt: skip
 _MOST = (1 << 63) - 1
 """Of whole numbers: what a message carries."""
@@ -100,7 +103,7 @@ _OF_TASKS = {
 }
 _OF_ACTORS = {
     "namespace", "get_if_exists", "lifetime", "max_concurrency", "concurrency_groups", "max_restarts",
-    "max_task_retries", "exactly_once",
+    "max_task_retries", "max_pending_calls", "exactly_once",
 }  # fmt: skip
 
 

@@ -327,4 +327,6 @@ def describe_actor(code: RemoteCode, options: Options) -> ActorInfo:
         if retries and each.max_task_retries is None:
             methods[name] = msgspec.structs.replace(each, max_task_retries=retries)
     groups, signatures = tuple(options.concurrency_groups), signatures_of(code.target, methods)
-    return ActorInfo(code.name, methods, retries, options.exactly_once, groups, signatures)
+    return ActorInfo(
+        code.name, methods, retries, options.exactly_once, groups, signatures, options.max_pending_calls
+    )

@@ -9,6 +9,7 @@ from rlplat.errors import (
     ObjectStoreFull,
     OutOfMemory,
     OwnerDied,
+    PendingCallsLimitExceeded,
     RuntimeEnvFailed,
     RuntimeFault,
     TaskCancelled,

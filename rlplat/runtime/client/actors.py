@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from rlplat.errors import ActorDied, OptionError
+from rlplat.errors import ActorDied, OptionError, PendingCallsLimitExceeded
 from rlplat.given.say import say, say_traceback
 from rlplat.runtime.client.calls import Calls, Deps
 from rlplat.runtime.client.cancels import Cancels
@@ -224,6 +224,8 @@ class Actors:
     def submit_call(
         self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
     ) -> Any:
+        if handle._info.max_pending_calls > 0:
+            self._check_pending(handle)
         data = codec.pack_scalars(args) if options == PLAIN_CALL and not kwargs else None
         if data is not None:
             self._lock.take()
@@ -272,6 +274,16 @@ class Actors:
             self._send(actor, actor.queued(record, is_exactly_once))
             self._loop.send_soon(len(self._records))
         return out
+
+    def _check_pending(self, handle: ActorHandle) -> None:
+        info = handle._info
+        with self._lock:
+            actor = self.books.get(handle._actor_id)
+            if actor is not None and actor.num_pending() >= info.max_pending_calls:
+                raise PendingCallsLimitExceeded(
+                    f"actor {info.class_name} has {info.max_pending_calls} calls of this process to finish "
+                    "(max_pending_calls): get or wait for some of their results first"
+                )
 
     def _submit_plain_call(
         self, handle: ActorHandle, actor: ActorCalls, method: str, data: bytes

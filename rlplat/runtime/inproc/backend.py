@@ -12,6 +12,7 @@ What differs from processes
    has finished by then.
 4. Nobody dies, so retries are for `retry_exceptions`, and restarts for `kill(no_restart=False)`.
 5. Resources are not counted: what could run in this cluster runs, and a placement group is there at once.
+   No call waits, so `max_pending_calls` bounds nothing.
 6. Refused in words: packages of an environment (`pip`).
 """
 

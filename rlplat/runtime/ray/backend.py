@@ -24,7 +24,7 @@ from ray.experimental import internal_kv
 from ray.util import list_named_actors
 
 from rlplat import errors, node_types
-from rlplat.errors import OptionError, SerializationError
+from rlplat.errors import OptionError, PendingCallsLimitExceeded, SerializationError
 from rlplat.machine_limits import cpu_count
 from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Backend
@@ -279,6 +279,8 @@ class RayBackend:
             "max_restarts": options.max_restarts,
             "max_task_retries": options.max_task_retries,
         }
+        if options.max_pending_calls > 0:
+            given["max_pending_calls"] = options.max_pending_calls
         if options.max_concurrency is not None:
             given["max_concurrency"] = options.max_concurrency
         if options.lifetime:
@@ -332,7 +334,10 @@ class RayBackend:
             call = (theirs.stream if is_generator else theirs.call).options(**given)
             leading = (host.packed(spec),)
         with _pickling(f"an argument of {what}", (args, kwargs)):
-            answer = call.remote(*leading, *map(theirs_of, args), **_mapped(kwargs))
+            try:
+                answer = call.remote(*leading, *map(theirs_of, args), **_mapped(kwargs))
+            except ray.exceptions.PendingCallsLimitExceeded as error:
+                raise PendingCallsLimitExceeded(str(error)) from None
         return self._given(answer, options.num_returns, options.timeout_s)
 
     def kill(self, handle: ActorHandle, no_restart: bool) -> None:

@@ -92,6 +92,7 @@ class ActorInfo(msgspec.Struct, array_like=True, frozen=True):
     """Its concurrency groups."""
     signatures: dict[str, Signature] = {}
     """What its methods take."""
+    max_pending_calls: int = -1
 
 
 class Shape(msgspec.Struct, array_like=True, frozen=True):

@@ -54,6 +54,11 @@ class ActorCalls:
         self._open_calls = open_calls
         """Calls that somebody waits for: one that failed or was cancelled meanwhile is passed over."""
 
+    def num_pending(self) -> int:
+        """Calls that somebody waits for; its creation is none."""
+        records = [*self.queue, *self.in_flight.values()]
+        return sum(type(each.message) is not CreateActor and each.id in self._open_calls for each in records)
+
     # ---------------------------------------------------------------- events that let calls go
 
     def queued(self, record: TaskRecord, is_exactly_once: bool = False) -> list[TaskRecord]:
