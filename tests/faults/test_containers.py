@@ -175,3 +175,45 @@ def test_where_other_programs_fill_shared_memory_and_nothing_is_spilled_that_is_
     assert "16.8 of 52.4 MB are taken" in said
     assert "(other programs hold 4" in said
     assert attempts == "1"
+
+
+EXACTLY_ONCE = """
+@rlplat.remote(exactly_once=True, max_restarts=1)
+class Actor:
+    def __init__(self):
+        self.state = b""
+    def grow(self, num_mb):
+        self.state = bytes(num_mb << 20)
+        return len(self.state) >> 20
+    def look(self):
+        return os.getpid(), len(self.state) >> 20
+    def get_state(self):
+        return self.state
+    def set_state(self, state):
+        self.state = state
+rlplat.init(num_cpus=1, num_gpus=0, object_store_memory=4 << 20, spill_dir=SPILL_DIR)
+actor = Actor.remote()
+try:
+    for num_mb in (1, 40, 50):
+        print(rlplat.get(actor.grow.remote(num_mb), timeout=60))
+    pid, _ = rlplat.get(actor.look.remote())
+    os.kill(pid, 9)
+    print(rlplat.get(actor.look.remote(), timeout=60)[1], rlplat.get(actor.grow.remote(1), timeout=60))
+    session = rlplat.runtime.refs.backend().session
+    print(sum(os.path.islink(f"{session}/{name}") for name in os.listdir(session) if "once" in name))
+    print(os.listdir(session + "/spill"))
+except rlplat.errors.ActorDied as error:
+    print(str(error).splitlines()[-1])
+rlplat.shutdown()
+"""
+
+
+def test_an_exactly_once_state_that_shared_memory_has_no_room_for_is_kept_on_disk(tmp_path: Path) -> None:
+    done = run_inside(SHARED, f"SPILL_DIR = {str(tmp_path)!r}\n" + EXACTLY_ONCE)
+    assert done.stdout.splitlines() == ["1", "40", "50", "50 1", "0", "[]"], done.stderr
+
+
+def test_an_exactly_once_state_that_can_be_kept_nowhere_is_named() -> None:
+    done = run_inside(SHARED, "SPILL_DIR = ''\n" + EXACTLY_ONCE)
+    assert "an exactly-once actor's state of" in done.stdout + done.stderr
+    assert "MB is not kept: No space left on device" in done.stdout + done.stderr

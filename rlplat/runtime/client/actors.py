@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -419,10 +420,10 @@ class Actors:
 
     def _remove_checkpoint(self, actor_id: str) -> None:
         if actor_id.startswith(f"{self._link.client_id}:"):
-            try:
-                os.unlink(checkpoint_path(self._link.session, actor_id))
-            except FileNotFoundError:
-                pass
+            path = checkpoint_path(self._link.session, actor_id)
+            for each in (os.path.realpath(path), path):  # (a link where shared memory was full)
+                with suppress(FileNotFoundError):
+                    os.unlink(each)
 
     def is_to_run(self, actor_id: str, ref: ObjectRef) -> str | None:
         """The name of this process's call of that actor which is to make `ref`, if it is one."""

@@ -16,11 +16,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import msgspec
 
 from rlplat.runtime.core.reply_window import Kept, Window
+from rlplat.runtime.machine.session import SPILL_LINK
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.wire import codec
 
@@ -95,16 +98,37 @@ class ExactlyOnce:
         """How long until `commit` is due by the clock."""
         return self.held_since + HOLD_S - now if self.held else math.inf
 
+    def _draft(self, data: bytes) -> None:
+        """In shared memory; where that is full a link, to a file in the folder for spilled segments."""
+        draft = self._path + "~"
+        try:
+            with open(draft, "wb") as file:
+                file.write(data)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(draft)
+            folder = os.path.join(os.path.dirname(self._path), SPILL_LINK)
+            if not os.path.isdir(folder):
+                error.strerror = (
+                    f"an exactly-once actor's state of {len(data) / 1e6:.1f} MB is not kept: {error.strerror}"
+                )
+                raise
+            with NamedTemporaryFile(dir=folder, delete=False) as spilled:
+                spilled.write(data)
+            os.symlink(spilled.name, draft)
+
     def commit(self) -> None:
         """Write the checkpoint, then send what waited for it."""
         if not self.held:
             return
         if self._get_state is not None:
             crash_point("before_checkpoint")
-            with open(self._path + "~", "wb") as file:
-                file.write(msgspec.msgpack.encode(_Checkpoint(self._state, self.window.kept)))
+            self._draft(msgspec.msgpack.encode(_Checkpoint(self._state, self.window.kept)))
             crash_point("in_checkpoint")
+            on_disk = os.readlink(self._path) if os.path.islink(self._path) else ""
             os.replace(self._path + "~", self._path)
+            if on_disk:
+                os.unlink(on_disk)
             crash_point("after_checkpoint_before_replies")
         held, self.held = self.held, []
         for send in held:
