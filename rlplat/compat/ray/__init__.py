@@ -76,7 +76,11 @@ _NO_EFFECT = (
     "num_workers start_ray_local"
 ).split()
 """Of Ray's own processes and logs."""
-_OLD_OPTIONS = {"num_return_vals": "num_returns", "max_reconstructions": "max_restarts"}
+_OLD_OPTIONS = {
+    "num_return_vals": "num_returns",
+    "max_reconstructions": "max_restarts",
+    "_generator_backpressure_num_objects": "generator_backpressure",
+}
 
 
 class Context:

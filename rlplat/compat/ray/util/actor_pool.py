@@ -33,25 +33,31 @@ class ActorPool:
             self._refs[number] = ref = function(actor, value)
             self._actors[ref] = actor
 
-    def _fetched(self, refs: list[Any], timeout: float | None) -> Any:
+    def _fetched(self, refs: list[Any], timeout: float | None, ignore_if_timedout: bool) -> Any:
         ready, _ = rlplat.wait(refs, timeout=timeout)
         if not ready:
+            if ignore_if_timedout:
+                self._drop(refs[0])
             raise TimeoutError("no result of the ActorPool came in time")
-        number = next(number for number, ref in self._refs.items() if ref is ready[0])
-        del self._refs[number]
-        self.push(self._actors.pop(ready[0]))
+        self._drop(ready[0])
         return rlplat.get(ready[0])
+
+    def _drop(self, ref: Any) -> None:
+        """Nobody asks for this result any more: its actor is free."""
+        number = next(number for number, each in self._refs.items() if each is ref)
+        del self._refs[number]
+        self.push(self._actors.pop(ref))
 
     def has_next(self) -> bool:
         return bool(self._refs)
 
-    def get_next(self, timeout: float | None = None) -> Any:
-        """The next result, in the order of `submit`."""
-        return self._fetched(self._known()[:1], timeout)
+    def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
+        """The next result, in the order of `submit`; ignore_if_timedout: one that is late is not waited for again."""
+        return self._fetched(self._known()[:1], timeout, ignore_if_timedout)
 
-    def get_next_unordered(self, timeout: float | None = None) -> Any:
+    def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
         """Any result that is there."""
-        return self._fetched(self._known(), timeout)
+        return self._fetched(self._known(), timeout, ignore_if_timedout)
 
     def _known(self) -> list[Any]:
         if not self._refs:
@@ -65,6 +71,8 @@ class ActorPool:
         return self._all(function, values, self.get_next_unordered)
 
     def _all(self, function: Call, values: Iterable[Any], following: Callable[[], Any]) -> Iterator[Any]:
+        while self._refs:  # what was submitted before is no result of this
+            self._drop(next(iter(self._refs.values())))
         for value in values:
             self.submit(function, value)
         return iter(lambda: following() if self.has_next() else self, self)
@@ -73,6 +81,8 @@ class ActorPool:
         return bool(self._idle) and not self._waiting
 
     def push(self, actor: Any) -> None:
+        if actor in self._idle or actor in self._actors.values():
+            raise ValueError(f"{actor} belongs to this ActorPool already")
         self._idle.append(actor)
         self._send()
 
