@@ -66,10 +66,10 @@ class RuntimeContext:
         return None if task is None else str(task)
 
     def get_task_name(self) -> str | None:
-        """What messages call the task or call that runs now: its `name` option, its function, `Class.method`; None in
-        the driver."""
+        """Of the task or call that runs now: its `name` option, its function, `Class.method`; None in the driver.
+        (Without the function in which that is defined, which messages name too.)"""
         name = getattr(self._backend, "running_name", None)
-        return None if name is None else str(name)
+        return None if name is None else str(name).rpartition("<locals>.")[2]
 
     def is_canceled(self) -> bool:
         """Whether the task or call that runs now was cancelled, or its deadline has passed: a method that runs long

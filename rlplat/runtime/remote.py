@@ -69,8 +69,8 @@ def method(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 def method(function: Any = None, /, **options: Any) -> Any:
     """`@rlplat.method(num_returns=2)` on a method of an actor class: its calls return that many refs.
 
-    Options: num_returns, concurrency_group, max_task_retries, retry_exceptions, timeout_s, generator_backpressure;
-    `.options(...)` of a handle's method takes the same, for one call.
+    Options: name, num_returns, concurrency_group, max_task_retries, retry_exceptions, timeout_s,
+    generator_backpressure; `.options(...)` of a handle's method takes the same, for one call.
     """
     checked = merge_options(CallOptions(), options, "a method")
 
@@ -256,6 +256,9 @@ class ActorHandle:
         return ActorHandle, (self._actor_id, self._info, self._creation)
 
 
+_OF_HANDLES = frozenset(dir(ActorHandle))
+
+
 class ActorMethod(msgspec.Struct, eq=False, gc=False):
     """What `handle.method` is: made anew at each look-up, so cheaply."""
 
@@ -293,12 +296,13 @@ class ActorExit(BaseException):
 
 
 def methods_of(actor_class: Any) -> dict[str, CallOptions]:
-    """Its methods and how they are called: every one but Python's own `__names__` (`__call__` is one when defined)."""
+    """Its methods and how they are called; of Python's `__names__` those that are written in Python."""
     members = inspect.getmembers(actor_class, callable)
     return {
         name: getattr(member, "__rlplat_options__", _GENERATOR_CALL if _is_generator(member) else PLAIN_CALL)
         for name, member in members
-        if not name.startswith("__") or (name == "__call__" and "__call__" in vars(actor_class))
+        if not name.startswith("__")
+        or (name not in _OF_HANDLES and inspect.isfunction(inspect.getattr_static(actor_class, name)))
     }
 
 

@@ -88,8 +88,17 @@ def test_dunder_call_is_a_method(backend: str) -> None:
         def __call__(self, x: int) -> int:
             return 2 * x
 
-    actor = rlplat.remote(Actor).remote()
-    assert rlplat.get(actor.__call__.remote(3)) == 6
+    class Heir(Actor):
+        def __len__(self) -> int:
+            return 4
+
+    for kind in (Actor, Heir):
+        assert rlplat.get(rlplat.remote(kind).remote().__call__.remote(3)) == 6
+    heir = rlplat.remote(Heir).remote()
+    assert rlplat.get(heir.__len__.remote()) == 4
+    assert rlplat.get(rlplat.get(rlplat.put([heir]))[0].__len__.remote()) == 4
+    with pytest.raises(AttributeError):
+        heir.__getitem__.remote(0)
 
 
 def test_properties_work_inside_and_are_no_methods_of_the_handle(backend: str) -> None:

@@ -64,6 +64,18 @@ def test_names_of_tasks_and_calls(backend: str) -> None:
     assert rlplat.get(actor.method.remote(rlplat.put(1))) == "Actor.method"
     assert rlplat.get(Actor.options(max_concurrency=2).remote().method.remote()) == "Actor.method"
     assert rlplat.get(AsyncActor.remote().method.remote()) == "AsyncActor.method"
+    for kind in (Actor, Actor.options(max_concurrency=2), AsyncActor):
+        assert rlplat.get(kind.remote().method.options(name="mine").remote()) == "mine"
+    assert rlplat.get(rlplat.remote(lambda: name()).remote()) == "<lambda>"  # not `test_...<locals>.<lambda>`
+
+
+def test_a_named_call_is_called_so_in_its_errors(backend: str) -> None:
+    class Failing:
+        def fail(self) -> None:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match=r"^mine .*raised ValueError"):
+        rlplat.get(rlplat.remote(Failing).remote().fail.options(name="mine").remote())
 
 
 def test_a_named_task_is_called_so_in_its_errors(backend: str) -> None:

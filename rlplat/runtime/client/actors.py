@@ -238,7 +238,7 @@ class Actors:
                 self._lock.release()
         actor_id, info, creation = handle._actor_id, handle._info, handle._creation
         num_returns = options.num_returns
-        name = f"{info.class_name}.{method}"
+        name = options.name or f"{info.class_name}.{method}"
         if options.retry_exceptions:
             check_retries(name, info.exactly_once)
         retries, group = options.max_task_retries, options.concurrency_group  # None or 0 and "" but for few
@@ -246,7 +246,7 @@ class Actors:
             check_group(name, group, info.groups)
         # (A stream is not numbered: after a restart it goes on behind the values that its owner has.)
         is_exactly_once = bool(retries) and info.exactly_once and num_returns >= 0
-        is_full = is_exactly_once or bool(group)
+        is_full = is_exactly_once or bool(group or options.name)
         message, deps, refs = self._calls.make(args, kwargs, name, num_returns, "", method, is_full)
         if creation is not None:
             refs.append(creation)
@@ -262,6 +262,8 @@ class Actors:
                 record.history = History(classes if isinstance(classes, bool) else frozenset(classes))
             if group:
                 message.group = group
+            if options.name:
+                message.label = options.name
             if options.timeout_s is not None:
                 self._cancels.add_deadline(record, options.timeout_s)
             if num_returns < 0:

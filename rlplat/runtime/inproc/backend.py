@@ -385,7 +385,7 @@ class InprocBackend:
         self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
     ) -> Any:
         actor = self._actor(handle)
-        what = f"{actor.class_name}.{method}"
+        what = options.name or f"{actor.class_name}.{method}"
         if method == TERMINATE:
             return self._submit(self._call(f"actor {actor.class_name}", self._terminate, (), {}, actor=actor))
         check_group(what, options.concurrency_group, actor.concurrency_groups)

@@ -311,7 +311,7 @@ class RayBackend:
         info = handle._info
         if method == TERMINATE:
             return ref_of(theirs.__ray_terminate__.remote())
-        what = f"{info.class_name}.{method}"
+        what = options.name or f"{info.class_name}.{method}"
         group = options.concurrency_group
         if group and group not in info.groups:
             known = ", ".join(sorted(info.groups)) or "none"
@@ -319,6 +319,8 @@ class RayBackend:
                 f"{what}: there is no concurrency group {group!r} (groups of this actor: {known})"
             )
         given: dict[str, Any] = {"num_returns": _NUM_RETURNS.get(options.num_returns, options.num_returns)}
+        if options.name:
+            given["name"] = options.name
         if group:
             given["concurrency_group"] = group
         if options.max_task_retries is not None:

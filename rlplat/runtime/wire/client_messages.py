@@ -64,6 +64,8 @@ class RunFull(Message, tag=4):
     """Exactly-once calls: the caller has the results of all calls up to this number."""
     capture: Capture | None = None
     """Tasks: where their children run."""
+    label: str = ""
+    """Actor calls: the name that the caller gave it."""
 
 
 class CreateActor(Message, tag=5):

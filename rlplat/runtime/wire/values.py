@@ -76,6 +76,8 @@ class CallOptions(msgspec.Struct, array_like=True, frozen=True):
     generator_backpressure: int = 64
     retry_exceptions: bool | tuple[str, ...] = False
     """Also run again when the method raises: any exception, or one of these classes, by `codec.class_names`."""
+    name: str = ""
+    """What messages call it; "": `Class.method`."""
 
 
 PLAIN_CALL = CallOptions()

@@ -64,7 +64,7 @@ class Actor:
         method, num_returns = message.name, message.num_returns
         if method == TERMINATE:
             return TERMINATED
-        what, began = f"{self.name}.{method}", self.link.clock()
+        what, began = message.label or f"{self.name}.{method}", self.link.clock()
         try:
             args, kwargs = self.arguments.open(owner, message)
             result = getattr(self.instance, method)(*args, **kwargs)
@@ -114,7 +114,7 @@ class Actor:
 
     def _call_once(self, once: ExactlyOnce, owner: str, message: messages.RunFull) -> End | None:
         """A numbered call: it runs unless it has run, and its reply waits for the checkpoint."""
-        link, what, began = self.link, f"{self.name}.{message.name}", self.link.clock()
+        link, what, began = self.link, message.label or f"{self.name}.{message.name}", self.link.clock()
         packed: Any = None
         values: list[Value] = []
         with link.lock:

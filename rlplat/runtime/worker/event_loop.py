@@ -131,10 +131,12 @@ class LoopRunner:
         actor, key = self._actor, (owner, message.task)
         self._begun.add(key)
         self._running.begin_beside(owner, message)
-        method, num_returns = (
-            (message.method, 1) if type(message) is messages.Call else (message.name, message.num_returns)
+        method, num_returns, label = (
+            (message.method, 1, "")
+            if type(message) is messages.Call
+            else (message.name, message.num_returns, message.label)
         )
-        what, began = f"{actor.name}.{method}", actor.link.clock()
+        what, began = label or f"{actor.name}.{method}", actor.link.clock()
         try:
             if key in self._cancelled:
                 with actor.link.lock:

@@ -235,7 +235,7 @@ class Executor:
             return f"{self.actor_name}.{message.method}"
         if message.code:
             return str(getattr(message, "name", "") or self._names[message.code])
-        return f"{self.actor_name}.{message.name}"
+        return message.label or f"{self.actor_name}.{message.name}"
 
     def spans(self) -> list[Span]:
         """(name, began, ended) of the last calls."""
