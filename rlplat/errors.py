@@ -9,7 +9,7 @@ RlplatError
 │   ├── EnvNotFound            no environment of that name (with suggestions)
 │   ├── BadObservation         what a loaded agent was given to act on does not fit (also a builtin ValueError)
 │   ├── MissingExtra           an optional package is not installed (names the extra)
-│   ├── InfeasibleResources    no node could ever satisfy the demand
+│   ├── InfeasibleResources    no node could ever satisfy the demand (also a builtin ValueError)
 │   ├── CheckpointError        a checkpoint is damaged, or belongs to something else
 │   └── NotInitialized         a verb was used before `rlplat.init()`, or after `shutdown()`
 ├── EnvError                   an environment raised, hung or broke its contract
@@ -111,7 +111,7 @@ def _installed_from() -> str:
     return path if os.path.isfile(path) else "rlplat"
 
 
-class InfeasibleResources(UsageError):
+class InfeasibleResources(UsageError, ValueError):
     pass
 
 

@@ -106,7 +106,7 @@ def init(
                 "rlplat.init() was called twice: call rlplat.shutdown() first, or pass ignore_reinit_error=True"
             )
         if backend != "inproc":
-            raise OptionError(
+            raise AlreadyInitialized(
                 "this code runs in a task or an actor, so it has a cluster: omit rlplat.init(), or open a "
                 "cluster inside this process by rlplat.init(backend='inproc')"
             )

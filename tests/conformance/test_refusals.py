@@ -125,6 +125,16 @@ def test_a_second_init_is_a_runtime_error_as_well(backend: str) -> None:
         rlplat.init()
 
 
+def test_init_in_a_task_is_a_runtime_error_as_well(cluster: None) -> None:
+    with pytest.raises(RuntimeError, match="it has a cluster"):
+        rlplat.get(rlplat.remote(rlplat.init).remote(), timeout=60)
+
+
+def test_a_demand_that_can_never_be_met_is_a_value_error(backend: str) -> None:
+    with pytest.raises(ValueError, match="the cluster has 2"):
+        task.options(num_cpus=100).remote(1)
+
+
 def test_method_is_a_decorator_without_brackets_too(backend: str) -> None:
     @rlplat.remote
     class Numbers:
