@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from rlplat.given.say import open_streams
+
 _GROUPS = {
     "train": {
         "train": "train an agent, or resume a run",
@@ -113,6 +115,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. argv: None for the words of this program, which ends with the command."""
+    open_streams()
     try:
         return _main(list(sys.argv[1:] if argv is None else argv), is_program=argv is None)
     except KeyboardInterrupt:  # while a command is imported: nothing has begun

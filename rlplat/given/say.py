@@ -7,8 +7,8 @@ or gone. None of that is an error of the call, the message or the actor that a l
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-import traceback
 
 
 def write(text: str) -> None:
@@ -23,7 +23,19 @@ def say(line: str) -> None:
 
 def say_traceback() -> None:
     """That of the exception that is being handled."""
+    import traceback  # when it is needed: commands start without it
+
     write(traceback.format_exc())
+
+
+def open_streams() -> None:
+    """Of a process that began without some of them (`2>&-`): their numbers, the lowest that are free, would be those of
+    the next files that it opens, and its children have none."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
 
 
 def flush() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,13 @@ def test_every_command_is_a_hint(monkeypatch: Any) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     words = [command for command in COMMANDS if command != "join"]
     assert [word for word in words if spelled(f"rlplat {word}") == f"rlplat {word}"] == []
+
+
+@pytest.mark.process
+def test_a_command_whose_streams_are_closed_works(tmp_path: Path) -> None:
+    """As of a service: its cluster's processes have them open, and files do not take their numbers."""
+    (tmp_path / "tuned.py").write_text("def f(config):\n    return {'a': config['x']}\n")
+    (tmp_path / "e.yaml").write_text("trainable: ./tuned.py:f\nmetric: a\nconfig: {x: {grid: [1, 2]}}\n")
+    command = f"exec {sys.executable} -m rlplat.cli tune e.yaml --out out <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", command], cwd=tmp_path, check=False).returncode == 0
+    assert "x: 2" in (tmp_path / "out" / "best.yaml").read_text()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,3 +105,16 @@ def test_an_actor_without_stderr_ends_as_others(cluster: None, stderr: Callable[
 def test_an_event_loop_without_stderr_goes_on(cluster: None, stderr: Callable[[], Any]) -> None:
     actor = rlplat.remote(SpoiltAsync).remote(stderr)
     assert rlplat.get([actor.fail_beside.remote() for _ in range(2)], timeout=60) == [7, 7]
+
+
+@pytest.mark.process
+def test_a_program_without_streams_has_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import rlplat\n"
+        "rlplat.init(num_cpus=1)\n"
+        "open('answer', 'w').write(str(rlplat.get(rlplat.remote(len).remote('abc'))))\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"exec {sys.executable} program.py <&- >&- 2>&-"], cwd=tmp_path, check=False
+    )
+    assert (done.returncode, (tmp_path / "answer").read_text()) == (0, "3")

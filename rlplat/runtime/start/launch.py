@@ -11,8 +11,11 @@ import signal
 import socket
 import sys
 
+from rlplat.given.say import open_streams
+
 
 def main() -> None:
+    open_streams()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends the driver ends us, by its pipe
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
