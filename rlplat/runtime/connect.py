@@ -73,7 +73,8 @@ def init(
     address: of a Ray cluster ("auto": the one that this machine belongs to); None: $RLPLAT_ADDRESS, or a new one on
         this machine.
     namespace: where the names of this program's actors count.
-    preload: modules that the zygote imports once, so that every worker starts with them (for example "torch").
+    preload: modules that the zygote imports once, so that every worker starts with them (for example "torch"); one that
+        starts threads then is left out.
     object_store_memory: bytes of shared memory that large objects may take; None: 30 % of RAM, as far as it is free.
     spill_dir: where objects go that find no room there; None: the temp directory; "": nowhere.
     store_full_timeout_s: how long a value waits for room before `ObjectStoreFull`; `math.inf`: for ever.

@@ -6,6 +6,7 @@ end of the worker's log pipe. When the node dies (the socketpair ends) it kills 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -15,7 +16,8 @@ import shutil
 import signal
 import socket
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -57,6 +59,7 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
     import rlplat.runtime.worker.main  # noqa: F401
 
     guard()  # of every worker too
+    num_threads = _num_threads()
     for module in preload:
         if module.partition(".")[0] == "tensorflow":
             before_tensorflow()
@@ -64,6 +67,13 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
             importlib.import_module(module)
         except Exception as error:  # the worker that needs it will say so in its own words
             say(f"preloading {module!r} failed: {error}")
+        started = _num_threads() - num_threads
+        if started > 0:
+            say(
+                f"preload: {module!r} starts {started} thread(s) when it is imported. Forked workers would have none "
+                "of them, and a lock that one holds would never be free there: it is left out, and workers import it"
+            )
+            _start_over(orders, session, folder, [each for each in preload if each != module])
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -86,6 +96,28 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
     shutil.rmtree(os.path.join(folder, SNAPSHOTS), ignore_errors=True)
     remove_session(session)
     os._exit(0)
+
+
+def _num_threads() -> int:
+    """Of this process, without those whose library follows forks itself (jemalloc's: tensorflow loads it)."""
+    found = 0
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it ends just now
+            found += Path(f"/proc/self/task/{thread}/comm").read_text() != "jemalloc_bg_thd\n"
+    return found
+
+
+def _start_over(orders: socket.socket, session: str, folder: str, preload: list[str]) -> NoReturn:
+    """As a new program in this process: what was imported and its threads are gone, children and orders stay."""
+    orders.set_inheritable(True)
+    life = {
+        "orders": orders.fileno(),
+        "session": session,
+        "folder": folder,
+        "preload": preload,
+        "sys_path": sys.path,
+    }
+    os.execv(sys.executable, [sys.executable, "-c", main_of("rlplat.runtime.start.zygote"), json.dumps(life)])
 
 
 def _fork(
@@ -153,8 +185,13 @@ def _execute(python: str, life: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """The main program of an executed worker."""
+    """The main program of an executed worker, or of a zygote that starts over."""
     life = json.loads(sys.argv.pop())
+    if "orders" in life:
+        sys.path[:] = life["sys_path"]
+        orders = socket.socket(fileno=life["orders"])
+        orders.set_inheritable(False)
+        run(orders, life["session"], life["folder"], life["preload"])
     # The driver's path goes first, as far as this python has not found it by itself.
     sys.path[:0] = [path for path in life["sys_path"] if path not in sys.path]
     _live(life, has_variables=True)

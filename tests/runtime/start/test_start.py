@@ -81,6 +81,29 @@ def test_workers_find_what_the_driver_finds_and_not_the_current_folder(
         rlplat.shutdown()
 
 
+@pytest.mark.process
+def test_a_preload_that_starts_threads_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No fork of the zygote may inherit a lock that another thread holds."""
+    (tmp_path / "has_a_pool.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    (tmp_path / "has_none.py").write_text("import has_nothing\n")
+    (tmp_path / "has_nothing.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rlplat.init(num_cpus=1, num_gpus=0, preload=["has_none", "has_a_pool", "has_nothing"])
+
+    @rlplat.remote
+    def modules() -> list[str]:
+        return [name for name in ("has_none", "has_a_pool", "has_nothing") if name in sys.modules]
+
+    assert rlplat.get(modules.remote(), timeout=60) == ["has_none", "has_nothing"]
+    rlplat.shutdown()
+    said = capfd.readouterr().err
+    assert "preload: 'has_a_pool' starts 1 thread(s)" in said and "'has_none'" not in said
+
+
 def test_a_node_whose_driver_was_killed_during_the_start_ends_quietly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
