@@ -9,6 +9,7 @@ link.transport.post(peer, message)                   leaves when `link.loop` sen
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sized
 
@@ -38,6 +39,11 @@ class Link:
         system: System = SYSTEM,
     ) -> None:
         """`check` may raise wherever this process waits, in the thread that waits."""
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            raise RuntimeFault(
+                "this Python runs without its GIL, and the runtime reads its books without a lock where the GIL makes "
+                "that safe: set PYTHON_GIL=1, or use the usual build of Python"
+            )
         self.session, self.client_id = session, client_id
         self.system, self.clock = system, system.clock
         self.namespace = ""

@@ -269,6 +269,7 @@ class Node:
                 case events.Tell(client, message):
                     if type(message) is messages.ActorGone:
                         self._creations.pop(message.actor, None)
+                        self._forget_creating(message.actor)
                     self._post(client, message)
                 case events.CreateDetached(_, actor):
                     self._create(actor)
@@ -303,6 +304,7 @@ class Node:
         """Send the creation message to the actor's new process, when both are there."""
         kept, entry = self._creations.get(actor), self._scheduler.actors[actor]
         if kept is not None:
+            self._forget_creating(actor)
             self._num_created += 1
             self._creating[self._num_created] = actor
             creation = msgspec.structs.replace(
@@ -310,6 +312,10 @@ class Node:
             )
             self._post(entry.worker, kept.code)
             self._post(entry.worker, creation)
+
+    def _forget_creating(self, actor: str) -> None:
+        """Its process died in the constructor: no reply comes."""
+        self._creating = {number: each for number, each in self._creating.items() if each != actor}
 
     def _on_created(self, message: messages.Done | messages.DoneFull) -> None:
         """The constructor of a detached actor has returned or raised."""

@@ -213,12 +213,17 @@ def _live(life: dict[str, Any], has_variables: bool = False) -> None:
 def _report_dead(orders: socket.socket, children: dict[int, str]) -> None:
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if not pid:
+        if ended is None:
             return
+        pid = ended.si_pid
+        if pid in children:
+            kill_family(os.environ[MARK], children[pid], {*children})
+        _, status = os.waitpid(
+            pid, 0
+        )  # now: from here on its number may be another process's, which the node would kill
         worker = children.pop(pid, None)
         if worker is not None:
-            kill_family(os.environ[MARK], worker, {*children})
             orders.send(msgspec.msgpack.encode({"ended": worker, "status": status}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def test_a_message_has_one_handler(link: Link) -> None:
     link.on(messages.Ping, lambda sender, _: None)
     with pytest.raises(RuntimeFault, match="two parts of this process want Ping"):
         link.on(messages.Ping, lambda sender, _: None)
+
+
+def test_a_python_without_its_gil_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    with pytest.raises(RuntimeFault, match="set PYTHON_GIL=1"):
+        Link(str(tmp_path), "driver", spin=False)
 
 
 def test_the_end_is_told_to_every_part(link: Link) -> None:
