@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rlplat.errors import RuntimeFault
+from rlplat.given.say import say
 from rlplat.runtime.core.gone import Dead
 from rlplat.runtime.core.node import wait_graph
 from rlplat.runtime.core.node.settling import Settling
@@ -115,6 +116,9 @@ class Node:
                     if not os.read(0, 4096):
                         return
                 elif descriptor != self._transport.fd and not self._processes.hear(descriptor):
+                    say(
+                        "the zygote, which starts the workers of this cluster, has ended (was it killed?), so all end"
+                    )
                     return
 
     # -- messages

@@ -220,7 +220,10 @@ class Processes:
             self._trouble_since = None
 
     def _hear_zygote(self) -> bool:
-        data = self._orders.recv(65536)
+        try:
+            data = self._orders.recv(65536)
+        except ConnectionResetError:  # it was killed with orders unread
+            return False
         if not data:
             return False
         news = msgspec.msgpack.decode(data)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rlplat.errors import NodeLost
+from rlplat.errors import NodeLost, RlplatError
 from rlplat.runtime.machine.hardware import check_at_least, machine_resources
 from rlplat.runtime.machine.session import (
     MARK,
@@ -96,8 +96,13 @@ def open_backend(settings: Settings) -> Driver:
         driver.start()
         stacks.arm()
         return driver
-    except BaseException:
+    except BaseException as error:
+        has_ended = not os.path.exists(session)  # the node has removed it: its zygote was killed
         _give_up(session, node, driver)
+        if has_ended and isinstance(error, Exception) and not isinstance(error, RlplatError):
+            raise NodeLost(
+                "the node process ended during the start; what it said last is above, on stderr"
+            ) from error
         raise
 
 

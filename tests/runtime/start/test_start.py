@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import pytest
 import rlplat
 from rlplat.errors import NodeLost
 from rlplat.runtime.node import node
-from rlplat.runtime.start import start
+from rlplat.runtime.start import driver, start
 
 
 @pytest.mark.process
@@ -49,6 +50,26 @@ def test_a_node_that_cannot_be_made_leaves_no_folder(monkeypatch: pytest.MonkeyP
     with pytest.raises(BlockingIOError):
         rlplat.init(num_cpus=1, num_gpus=0)
     _leaves_no_folder()
+
+
+@pytest.mark.process
+def test_a_node_whose_zygote_is_killed_during_the_start_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It has said that it is ready, and removes the folder in which this process is about to make its socket."""
+    init = driver.Driver.__init__
+
+    def late(self: Any, session: str, process: Any) -> None:
+        (zygote,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(zygote), signal.SIGKILL)
+        process.wait()
+        init(self, session, process)
+
+    monkeypatch.setattr(driver.Driver, "__init__", late)
+    with pytest.raises(NodeLost, match="ended during the start"):
+        rlplat.init(num_cpus=1, num_gpus=0)
+    _leaves_no_folder()
+    assert "the zygote, which starts the workers of this cluster, has ended" in capfd.readouterr().err
 
 
 def _leaves_no_folder() -> None:
