@@ -97,9 +97,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         params = getattr(getattr(item, "callspec", None), "params", {})
-        if params.get("backend") == "ray":
+        backend = params.get("backend")
+        if backend == "ray":
             item.add_marker(pytest.mark.on_ray)
-        if fixtures & {"cluster", "torch_cluster", "server", "own_server"} or params.get("backend") == "zmq":
+        if fixtures & {"cluster", "torch_cluster", "server", "own_server"} or backend in ("zmq", "ray"):
             item.add_marker(pytest.mark.process)
     files: dict[Any, int] = {}
     items.sort(key=lambda item: (files.setdefault(item.path, len(files)), shares_a_cluster(item)))

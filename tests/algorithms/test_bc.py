@@ -160,9 +160,9 @@ def test_every_kind_of_spaces_is_cloned(kind: str, tmp_path: Path) -> None:
         "bc",
         data=str(tmp_path / "data"),
         out=tmp_path / "bc",
-        updates_per_round=20,
+        updates_per_round=6,
         batch_size=8,
-        stop={"env_steps": 480},
+        stop={"env_steps": 144},
         evaluation={"episodes": 2, "num_envs": 1},
     )
     assert run.config.env_kwargs == {"kind": kind} == manifest.env_kwargs

@@ -117,6 +117,7 @@ class ModuleFile(ExportedPolicy):
 CORE = {"core_size": 8, "hidden_sizes": [8]}
 CASES = [  # others: tests/outsiders/test_onnx_tools.py, which writes files of them
     ("ppo", "box", {"policy": {"squash_actions": True}}),
+    ("ppo", "multi", {}),
     ("dqn", "choices", {"noisy": True, "dueling": True, "distributional": "qr"}),
     ("dqn", "discrete", {"policy": {"core": "lstm", **CORE}, "normalize_observations": True}),
     ("impala", "dict", {"policy": {"core": "lstm", **CORE}}),

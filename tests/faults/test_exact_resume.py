@@ -51,36 +51,43 @@ class Case:
     algo: str
     settings: tuple[str, ...]
     env: str = "CartPole-v1"
-    period: int = 512
-    killed: int = 1250
+    period: int = 256
+    killed: int = 625
     """Well after a checkpoint: the lines in between are measured again."""
-    total: int = 2048
+    total: int = 1024
 
 
 SMALL = ("policy.hidden_sizes=[16]", "num_envs_per_worker=4", "num_rollout_workers=1")
 PPO = (*SMALL, "rollout_length=32", "minibatch_size=64", "num_epochs=2")
 # The replay buffer has wrapped around before the end.
-DQN = ("policy.hidden_sizes=[16]", "learning_starts=300", "replay_capacity=1000", "rollout_length=64")
+DQN = ("policy.hidden_sizes=[16]", "learning_starts=150", "replay_capacity=500", "rollout_length=64")
 CASES = {
     "loop": Case(
         "tests.cli.acting_algorithm:ActingAlgorithm",
-        ("evaluation.period=400", "evaluation.episodes=2", "best_at=90", "batch=16"),
+        ("evaluation.period=200", "evaluation.episodes=2", "best_at=90", "batch=16"),
         env="tests.rl.skilled_env:SkilledEnv",
     ),
-    "ppo-two-workers": Case("ppo", (*PPO, "num_rollout_workers=2", "num_envs_per_worker=2")),
-    "ppo-normalised": Case(
+    "ppo-two-workers-normalised": Case(
         "ppo",
         (
             *PPO,
+            "num_rollout_workers=2",
+            "num_envs_per_worker=2",
             "normalize_observations=true",
             "normalize_rewards=true",
             "learning_rate={schedule: linear, start: 1e-3, end: 0}",
-            "evaluation.period=400",
+            "evaluation.period=200",
             "evaluation.episodes=2",
         ),
         env="Pendulum-v1",
     ),
-    "ppo-lstm": Case("ppo", (*PPO, "policy.core=lstm", "policy.core_size=8", "policy.share_encoder=auto")),
+    "ppo-lstm": Case(
+        "ppo",
+        (*PPO, "policy.core=lstm", "policy.core_size=8", "policy.share_encoder=auto"),
+        period=512,
+        killed=1250,
+        total=2048,
+    ),
     "dqn-prioritized": Case("dqn", (*DQN, "prioritized=true", "n_step=3", "double=true")),
     "es": Case("es", ("population_size=2", "num_envs_per_worker=4")),
 }

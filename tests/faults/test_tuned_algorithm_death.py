@@ -61,9 +61,8 @@ def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(
     assert soon(lambda: not living()), "its replacement was in the group as well"
 
 
-@pytest.mark.parametrize("num_rollout_workers", [0, 1])
 def test_a_trial_whose_host_is_killed_goes_on_from_its_checkpoint(
-    torch_cluster: None, tmp_path: Path, num_rollout_workers: int
+    torch_cluster: None, tmp_path: Path
 ) -> None:
     found: list[Any] = []
     (tmp_path / "gated.py").write_text(ENV)
@@ -71,7 +70,7 @@ def test_a_trial_whose_host_is_killed_goes_on_from_its_checkpoint(
     env = {"env": f"{tmp_path}/gated.py:GatedCartPole", "env_kwargs": {"gate": str(gate)}}
 
     def run(name: str) -> None:
-        space = SMALL | env | {"num_rollout_workers": num_rollout_workers, "stop": {}}
+        space = SMALL | env | {"num_rollout_workers": 1, "stop": {}}
         analysis = tune.run(
             "ppo",
             space,

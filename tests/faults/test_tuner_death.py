@@ -153,7 +153,7 @@ def deaths_at_random(directory: Path, num_deaths: int, seed: int, **orders: Any)
 def test_a_tuner_that_is_killed_again_and_again_runs_every_trial_once(
     tmp_path: Path, uninterrupted: list[list[Any]]
 ) -> None:
-    assert deaths_at_random(tmp_path, 10, seed=1, step_s=0.1) == uninterrupted
+    assert deaths_at_random(tmp_path, 5, seed=1, step_s=0.1) == uninterrupted
 
 
 POINTS = [
@@ -219,7 +219,7 @@ def test_searchers_and_trial_schedulers_go_on_where_they_were(
     assert undisturbed is not None
     if "scheduler" in settings and settings["scheduler"]["name"] != "pbt":
         assert {state for _, state, *_ in undisturbed} == {"complete", "stopped"}
-    assert deaths_at_random(tmp_path / "disturbed", 3, seed=5, **orders) == undisturbed
+    assert deaths_at_random(tmp_path / "disturbed", 2, seed=5, **orders) == undisturbed
 
 
 # ---------------------------------------------------------------- not the tuner's own death

@@ -35,8 +35,8 @@ SMALLER = {
 FEWER = {"50_000": "64", "20_000": "64", "num_rollout_workers=2": "num_rollout_workers=0"}
 """The same in programs."""
 INSTALLS = ("./scripts/install", "source")
-ELSEWHERE = ("--framework tf", "--env Pong", "rlplat export")
-"""What tests of its own run: TensorFlow, an episode of Pong and torch's exporter take longer than all the rest."""
+ELSEWHERE = ("--framework tf", "--env Pong", "--env CarRacing", "rlplat export")
+"""What tests of its own run: TensorFlow, episodes of pixels and torch's exporter take longer than all the rest."""
 
 
 def first_section(page: str) -> str:

@@ -1,4 +1,5 @@
-"""DeepMind's rlax (JAX) as the oracle of our formulas: random inputs, equal to 1e-5, in every framework that has them.
+"""DeepMind's rlax (JAX) as the oracle of our formulas: random inputs, equal to 1e-5. TensorFlow's are torch's elsewhere
+(`tests/algorithms/test_tf_*.py`).
 
 Run by test_rlax_formulas.py in a process of its own: where JAX is loaded, every later fork of the process warns.
 
@@ -145,29 +146,23 @@ def test_replayed_n_step_returns(rlax: Any) -> None:
     close(kept.returns + kept.discounts * following, np.asarray(expected)[rows])
 
 
-# -- losses: the same numbers from torch and TensorFlow
+# -- losses
 
 
-@pytest.fixture(params=["torch", "tf"])
-def framework(request: pytest.FixtureRequest) -> tuple[Any, Any, Any]:
+@pytest.fixture
+def framework() -> tuple[Any, Any, Any]:
     """(array -> tensor, td_losses, the policy loss of PPO)"""
-    if request.param == "torch":
-        import torch
+    import torch
 
-        from rlplat.algorithms.dqn import td_losses
-        from rlplat.algorithms.ppo import ppo_loss
+    from rlplat.algorithms.dqn import td_losses
+    from rlplat.algorithms.ppo import ppo_loss
 
-        def policy_loss(log_probs: Any, entropies: Any, values: Any, minibatch: Any, config: Any) -> Any:
-            network = Fixed(log_probs, entropies, values)
-            made = Minibatch(None, None, **vars(minibatch))
-            return ppo_loss(network, made, config)[1]["policy_loss"]
+    def policy_loss(log_probs: Any, entropies: Any, values: Any, minibatch: Any, config: Any) -> Any:
+        network = Fixed(log_probs, entropies, values)
+        made = Minibatch(None, None, **vars(minibatch))
+        return ppo_loss(network, made, config)[1]["policy_loss"]
 
-        return torch.from_numpy, td_losses, policy_loss
-    tf = pytest.importorskip("tensorflow")
-    from rlplat.algorithms.other_frameworks.dqn_tf import tf_td_losses
-    from rlplat.algorithms.other_frameworks.ppo_tf import tf_ppo_loss
-
-    return tf.constant, tf_td_losses, lambda *given: tf_ppo_loss(*given)[1][0]
+    return torch.from_numpy, td_losses, policy_loss
 
 
 def td_inputs(num_outputs: int) -> tuple[np.ndarray, ...]:

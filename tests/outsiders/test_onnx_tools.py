@@ -1,5 +1,5 @@
-"""ONNX's own tools over every kind of policy that is exported: its checker with full shape inference, and its reference
-evaluator (plain numpy) beside onnxruntime, which a file is read with."""
+"""ONNX's own tools over the kinds of policies that differ in their graphs: its checker with full shape inference, and
+its reference evaluator (plain numpy) beside onnxruntime, which a file is read with."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ import rlplat
 from rlplat.export.examples import ExampleRows
 from rlplat.export.policy_export import to_onnx
 from tests.export.test_policy_export import draws_actions_of
-from tests.rl.run.test_trained_agent import LSTM, NORMAL, trained
+from tests.rl.run.test_trained_agent import LSTM, trained
 
 pytestmark = pytest.mark.slow
 
 CORE = {"core_size": 8, "hidden_sizes": [8], "attention_window": 4, "attention_heads": 2}
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "box, normalised": ("ppo", "box", NORMAL),
-    "multi-discrete": ("ppo", "multi", {}),
     "tree with an image, gru": ("ppo", "tree", {"policy": {"core": "gru", **CORE}}),
     "mask in the info, lstm": ("a3c", "info", LSTM),
     "mask in a Dict, attention": ("ppo", "dict", {"policy": {"core": "attention", **CORE}}),
@@ -38,8 +36,6 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"distributional": "qr", "noisy": True, "dueling": True, "normalize_observations": True},
     ),
     "sac": ("sac", "box", {}),
-    "td3": ("td3", "box", {"exploration_noise": 0.5}),
-    "es": ("es", "discrete", {"sample_actions": True}),
 }
 
 

@@ -314,7 +314,7 @@ def test_many_trials_with_many_faults(scheduler: str, tmp_path: Path) -> None:
     rlplat.init(num_cpus=3, num_gpus=0)
     try:
         settings = {"max_failures": 20, "max_silence_s": 1.0, "checkpoint_period": 2, "stop": {"step": 12}}
-        analysis = run(unlucky, {"a": 1}, tmp_path, num_samples=16, scheduler=scheduler, **settings)
+        analysis = run(unlucky, {"a": 1}, tmp_path, num_samples=9, scheduler=scheduler, **settings)
     finally:
         rlplat.shutdown()
     assert sum(trial.failures for trial in analysis.trials) > 3
