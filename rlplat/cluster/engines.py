@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from rlplat.cluster.node_process import NodeStart
 from rlplat.cluster.scaling.decision import Scaling
@@ -26,34 +26,38 @@ HEALTH_ENV = {  # Ray's 3 s and 10 s would notice a hung node after a minute
 _TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{token}"}
 
 
-class Engine(Protocol):
-    @property
-    def program_env(self) -> Mapping[str, str]:
-        """Variables of programs; `{address}` is the head's, `{token}` the file with the key."""
+class Engine:
+    """rlplat's own runtime: each program starts its cluster on the machine where it runs, so nothing runs before."""
 
-    @property
-    def note(self) -> str:
-        """What the user should know, in one line."""
+    program_env: Mapping[str, str] = {}
+    """Variables of programs; `{address}` is the head's, `{token}` the file with the key."""
+    note = "each program starts a cluster of its own on the node; several nodes need engine: ray"
+    """What the user should know, in one line."""
 
     def head(self, address: str) -> NodeStart | None:
         """How the first node starts, which the others reach at `address` (an IP); None: nothing has to run there."""
+        return None
 
     def worker(
         self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None
     ) -> NodeStart:
         """How a further node starts; head: what the head's address_file said; offers: resources, if not the file's."""
+        raise AssertionError("refused by ClusterSettings")
 
     def autoscaler(self, folder: str, cluster: ClusterSettings) -> NodeStart:
         """How the process starts that lets nodes come and go, beside the head."""
+        raise AssertionError("refused by ClusterSettings")
 
     def scaling(self, head: str) -> Scaling:
         """For that process: what waits on the cluster of this head."""
+        raise AssertionError("refused by ClusterSettings")
 
     def complaint(self, seen: Mapping[str, Any]) -> str | None:
         """Why a machine, as `host.look` saw it, cannot be a node."""
+        return None
 
 
-class RayEngine:
+class RayEngine(Engine):
     program_env = {"RLPLAT_BACKEND": "ray", "RLPLAT_ADDRESS": "{address}", **_TOKEN}
     note = (
         "Ray listens on every interface of the nodes; a request without the cluster's token is refused, but nothing "
@@ -107,29 +111,5 @@ class RayEngine:
         return None
 
 
-class OwnEngine:
-    """rlplat's own runtime: each program starts its cluster on the machine where it runs, so nothing runs before."""
-
-    program_env: Mapping[str, str] = {}
-    note = "each program starts a cluster of its own on the node; several nodes need engine: ray"
-
-    def head(self, address: str) -> NodeStart | None:
-        return None
-
-    def worker(
-        self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None
-    ) -> NodeStart:
-        raise AssertionError("refused by ClusterSettings")
-
-    def autoscaler(self, folder: str, cluster: ClusterSettings) -> NodeStart:
-        raise AssertionError("refused by ClusterSettings")
-
-    def scaling(self, head: str) -> Scaling:
-        raise AssertionError("refused by ClusterSettings")
-
-    def complaint(self, seen: Mapping[str, Any]) -> str | None:
-        return None
-
-
 def engine_of(cluster: ClusterSettings) -> Engine:
-    return RayEngine(cluster) if cluster.engine == "ray" else OwnEngine()
+    return RayEngine(cluster) if cluster.engine == "ray" else Engine()

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from rlplat.cluster.calls import ask, on_each
 from rlplat.cluster.engines import Engine, engine_of
-from rlplat.cluster.machines import LocalMachine, Machine, SshMachine, Unreachable
+from rlplat.cluster.machines import Machine, SshMachine, Unreachable
 from rlplat.cluster.node_process import HostError, NodeStart
 from rlplat.cluster.settings import ClusterSettings, LocalSettings
 from rlplat.cluster.transfer import send_up
@@ -87,9 +87,7 @@ class Launcher:
                 Node(host, SshMachine(host, self.cluster.ssh, python, self._sockets / str(place)))
                 for place, host in enumerate(self.cluster.ssh.hosts)
             ]
-        here = LocalMachine(
-            str(Path(self.cluster.python).expanduser()) if self.cluster.python else sys.executable
-        )
+        here = Machine(str(Path(self.cluster.python).expanduser()) if self.cluster.python else sys.executable)
         if self.cluster.autoscale is not None:
             return [Node("head", here), Node("autoscaler", here)]
         count = (self.cluster.local or LocalSettings()).nodes

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rlplat.cluster.settings import SshSettings
 
@@ -25,24 +25,9 @@ class Unreachable(Exception):
     """No connection; the text is ssh's own line, with what to do where that is known."""
 
 
-class Machine(Protocol):
-    name: str
-    python: str
+class Machine:
+    """This one."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def argv(self, command: Sequence[str], terminal: bool = False) -> list[str]:
-        """What to run here so that `command` runs there."""
-
-    def forward_argv(self, local_port: int, port: int) -> list[str] | None:
-        """What to run here so that local_port of loopback leads to port of its loopback; None: it is this machine."""
-
-
-class LocalMachine:
     name = "local"
 
     def __init__(self, python: str) -> None:
@@ -57,18 +42,21 @@ class LocalMachine:
         pass
 
     def argv(self, command: Sequence[str], terminal: bool = False) -> list[str]:
+        """What to run here so that `command` runs there."""
         return list(command)
 
     def forward_argv(self, local_port: int, port: int) -> list[str] | None:
+        """What to run here so that local_port of loopback leads to port of its loopback; None: it is this machine."""
         return None
 
 
-class SshMachine:
+class SshMachine(Machine):
     """The system's ssh: its keys, its agent, its ~/.ssh/config. Host keys are always checked, nothing is asked."""
 
     def __init__(self, host: str, settings: SshSettings, python: str, socket: Path) -> None:
         """socket: where the shared connection is to be; a path of its own for each machine."""
-        self.name, self.python, self._socket = host, python, socket
+        super().__init__(python)
+        self.name, self._socket = host, socket
         target, _, port = host.partition(":")
         self._timeout_s = settings.connect_timeout_s
         self._options = [

@@ -279,21 +279,33 @@ def _as_many(results: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     return results
 
 
-def _batcher(
-    call: Callable[[list[Any]], Awaitable[Any]], batch: Batch, name: str, max_waiting_rows: int = 2**62
-) -> Batcher:
-    """Of a function of a list; an item is a sequence of inputs."""
+def batched(
+    function: Callable[..., Any],
+    batch: Batch,
+    name: str,
+    executor: Executor | None,
+    max_waiting_rows: int = 2**62,
+) -> Callable[..., Any]:
+    """What takes the place of a function (or bound method) of a list: called with one input, or with some where
+    `batch.many`, it answers with the result. A `def` runs in `executor`."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{name} is batched and yields; a batched method returns a list of results")
+    is_coroutine = inspect.iscoroutinefunction(function)
 
     async def run(pieces: list[Piece]) -> Sequence[Any]:
         inputs = [row for piece in pieces for row in piece.item[piece.start : piece.stop]]
-        results = iter(_as_many(await call(inputs), inputs))
+        if is_coroutine:
+            returned = await function(inputs)
+        else:
+            returned = await asyncio.get_running_loop().run_in_executor(executor, function, inputs)
+        results = iter(_as_many(returned, inputs))
         answers: list[Any] = []
         for piece in pieces:
             rows = [next(results) for _ in range(piece.stop - piece.start)]
             answers.append(next((row for row in rows if isinstance(row, BaseException)), rows))
         return answers
 
-    return Batcher(
+    batcher = Batcher(
         run,
         max_rows=batch.max_size,
         max_waiting_rows=max_waiting_rows,
@@ -302,19 +314,6 @@ def _batcher(
         max_wait_s=batch.max_wait_ms / 1000,
         retries_singly=batch.retry_singly,
     )
-
-
-def batched(function: Callable[..., Any], batch: Batch, name: str, executor: Executor) -> Callable[..., Any]:
-    """What takes the place of a function (or bound method) of a list: called with one input, or with some where
-    `batch.many`, it answers with the result. A `def` runs in `executor`."""
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"{name} is batched and yields; a batched method returns a list of results")
-
-    async def in_executor(inputs: list[Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(executor, function, inputs)
-
-    call = function if inspect.iscoroutinefunction(function) else in_executor
-    batcher = _batcher(call, batch, name)
 
     async def answer(item: Any) -> Any:
         if not batch.many:
@@ -352,11 +351,10 @@ def batch(
 
         @functools.wraps(function)
         async def method(self: Any, item: Any) -> Any:
-            batcher = self.__dict__.get(attribute)
-            if batcher is None:
+            if attribute not in self.__dict__:
                 call, name = functools.partial(function, self), function.__qualname__
-                batcher = self.__dict__[attribute] = _batcher(call, options, name, max_waiting_rows)
-            return (await batcher.submit([item]))[0]
+                self.__dict__[attribute] = batched(call, options, name, None, max_waiting_rows)
+            return await self.__dict__[attribute](item)
 
         return method
 

@@ -10,16 +10,15 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from rlplat.cluster.engines import READY, SETTINGS
+from rlplat.cluster.engines import READY, SETTINGS, Engine
 from rlplat.cluster.node_process import NodeStart
 from rlplat.cluster.scaling import autoscaler
 from rlplat.cluster.scaling.decision import Demand, EngineNode, EngineView, Scaling
 from rlplat.cluster.settings import ClusterSettings
 
 
-class ToyEngine:
+class ToyEngine(Engine):
     program_env = {"TOY_ADDRESS": "{address}", "TOY_TOKEN_FILE": "{token}"}
     note = "a toy"
 
@@ -50,9 +49,6 @@ class ToyEngine:
         role = "broken" if address == self.broken_address else role
         argv = ("{python}", __file__, role, "{token}", place, address)
         return NodeStart(argv, {}, "ready\n", address_file)
-
-    def complaint(self, seen: Mapping[str, Any]) -> str | None:
-        return None
 
 
 class ToyScaling:

@@ -16,17 +16,7 @@ pytest.importorskip("uvicorn")
 from rlplat.cli import main
 from rlplat.errors import ConfigError
 from rlplat.serve.deployments import deployment, parts_of, with_options
-from rlplat.serve.files.settings import (
-    Adjust,
-    ChangeCanary,
-    Restart,
-    Start,
-    Stop,
-    Update,
-    Wanted,
-    changes,
-    read_applications,
-)
+from rlplat.serve.files.settings import Adjust, Change, Wanted, changes, read_applications
 from tests.serve.calling import request
 
 PROGRAM = """
@@ -103,7 +93,7 @@ def test_paths_are_from_the_files_folder_and_the_code_is_part_of_it(tmp_path: Pa
     )
     assert changes(first, read(tmp_path, text)) == {}
     (tmp_path / "x.py").write_text("two")
-    assert changes(first, read(tmp_path, text)) == {"a": Update()}
+    assert changes(first, read(tmp_path, text)) == {"a": Change.UPDATE}
 
 
 APP = "{app: x.py:app, port: 1, deployments: {M: {num_replicas: 2, user_config: {k: 1}}}}"
@@ -117,15 +107,19 @@ def with_canary(application: str, canary: str) -> str:
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        (with_canary(APP, "app: y.py:app"), APP, ChangeCanary()),
-        (with_canary(APP, "app: y.py:app"), APP.replace("x.py", "y.py"), Update()),
-        (with_canary(RUN, "run: s"), RUN, ChangeCanary()),
-        (with_canary(RUN, "run: s"), RUN.replace("run: r", "run: s"), Update()),
-        (with_canary(RUN, "checkpoint: best"), RUN.replace("run: r", "run: r, checkpoint: best"), Update()),
+        (with_canary(APP, "app: y.py:app"), APP, Change.CHANGE_CANARY),
+        (with_canary(APP, "app: y.py:app"), APP.replace("x.py", "y.py"), Change.UPDATE),
+        (with_canary(RUN, "run: s"), RUN, Change.CHANGE_CANARY),
+        (with_canary(RUN, "run: s"), RUN.replace("run: r", "run: s"), Change.UPDATE),
+        (
+            with_canary(RUN, "checkpoint: best"),
+            RUN.replace("run: r", "run: r, checkpoint: best"),
+            Change.UPDATE,
+        ),
         (
             with_canary(RUN, "run: s"),
             RUN.replace("run: r", "run: s").replace("port: 2", "port: 3"),
-            Restart(),
+            Change.RESTART,
         ),
     ],
 )
@@ -146,25 +140,25 @@ def test_the_canary_by_itself_is_what_it_is_promoted_to(tmp_path: Path) -> None:
         (APP, RUN, {}),
         (APP.replace("num_replicas: 2", "num_replicas: 3"), RUN, {"a": Adjust({"M": 3}, {})}),
         (APP.replace("k: 1", "k: 2"), RUN, {"a": Adjust({}, {"M": {"k": 2}})}),
-        (APP.replace("num_replicas: 2", "num_cpus: 1"), RUN, {"a": Update()}),
-        (APP.replace("num_replicas: 2", "autoscale: {max_replicas: 3}"), RUN, {"a": Update()}),
-        (APP.replace("x.py", "y.py"), RUN, {"a": Update()}),
-        (APP.replace("port: 1", "port: 3"), RUN, {"a": Restart()}),
+        (APP.replace("num_replicas: 2", "num_cpus: 1"), RUN, {"a": Change.UPDATE}),
+        (APP.replace("num_replicas: 2", "autoscale: {max_replicas: 3}"), RUN, {"a": Change.UPDATE}),
+        (APP.replace("x.py", "y.py"), RUN, {"a": Change.UPDATE}),
+        (APP.replace("port: 1", "port: 3"), RUN, {"a": Change.RESTART}),
         (APP, RUN.replace("replicas: 1", "replicas: 2"), {"r": Adjust({"": 2}, {})}),
-        (APP, RUN.replace("run: r", "run: s"), {"r": Restart()}),
-        (RUN.replace("port: 2", "port: 1"), RUN, {"a": Restart()}),
-        (with_canary(APP, "app: y.py:app"), RUN, {"a": ChangeCanary()}),
-        (with_canary(APP.replace("x.py", "y.py"), "app: z.py:app"), RUN, {"a": Update()}),
-        (APP, with_canary(RUN, "checkpoint: best"), {"r": ChangeCanary()}),
-        (APP, with_canary(RUN.replace("run: r", "run: s"), "checkpoint: best"), {"r": Restart()}),
-        (None, RUN, {"a": Stop()}),
+        (APP, RUN.replace("run: r", "run: s"), {"r": Change.RESTART}),
+        (RUN.replace("port: 2", "port: 1"), RUN, {"a": Change.RESTART}),
+        (with_canary(APP, "app: y.py:app"), RUN, {"a": Change.CHANGE_CANARY}),
+        (with_canary(APP.replace("x.py", "y.py"), "app: z.py:app"), RUN, {"a": Change.UPDATE}),
+        (APP, with_canary(RUN, "checkpoint: best"), {"r": Change.CHANGE_CANARY}),
+        (APP, with_canary(RUN.replace("run: r", "run: s"), "checkpoint: best"), {"r": Change.RESTART}),
+        (None, RUN, {"a": Change.STOP}),
     ],
 )
 def test_what_differs_is_changed_and_nothing_else(app: str, run: str, expected: Any, tmp_path: Path) -> None:
     before = read(tmp_path, f"applications: {{a: {APP}, r: {RUN}}}")
     after = read(tmp_path, f"applications: {{{f'a: {app}, ' if app else ''}r: {run}}}")
     assert changes(before, after) == expected
-    assert changes({}, after) == dict.fromkeys(after, Start())
+    assert changes({}, after) == dict.fromkeys(after, Change.START)
 
 
 def test_options_reach_every_deployment_of_an_application() -> None:

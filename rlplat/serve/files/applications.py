@@ -14,28 +14,9 @@ from rlplat.given.raised_at import raised_here
 from rlplat.listening import read_token
 from rlplat.serve.deployments import Application, with_options
 from rlplat.serve.files.application_file import load_application
-from rlplat.serve.files.settings import (
-    Adjust,
-    ApplicationSettings,
-    ChangeCanary,
-    Restart,
-    Start,
-    Stop,
-    Update,
-    Wanted,
-    changes,
-)  # fmt: skip
+from rlplat.serve.files.settings import Adjust, ApplicationSettings, Change, Wanted, changes
 from rlplat.serve.policies.serving import deployment_of, policy_application, serve_policy
 from rlplat.serve.running import Running, run
-
-WORDS: dict[type, str] = {
-    Start: "started",
-    Restart: "restarted",
-    Update: "updated",
-    Adjust: "adjusted",
-    ChangeCanary: "canary changed",
-}
-"""What is said of a change."""
 
 
 class Applications:
@@ -55,14 +36,14 @@ class Applications:
             if self._is_ending:
                 raise RlplatError("the server is ending; deploy again")
             found = changes(self._wanted, wanted)
-            ending = [name for name, change in found.items() if isinstance(change, Stop | Restart)]
+            ending = [name for name, change in found.items() if change in (Change.STOP, Change.RESTART)]
             steps: list[tuple[str, Callable[[], str]]] = []
             # Every port that gets free is free before another application takes it.
             steps += [(name, partial(self._end, name)) for name in ending]
             steps += [
                 (name, partial(self._perform, name, change, wanted[name]))
                 for name, change in found.items()
-                if not isinstance(change, Stop)
+                if change is not Change.STOP
             ]
             failed: set[str] = set()
             for name, perform in steps:
@@ -100,9 +81,9 @@ class Applications:
         return "stopped"
 
     def _perform(self, name: str, change: Any, wanted: Wanted) -> str:
-        if isinstance(change, Start | Restart):
+        if change in (Change.START, Change.RESTART):
             self._running[name] = self._start(name, wanted)
-        elif isinstance(change, Update):
+        elif change is Change.UPDATE:
             self._running[name].update(_application(wanted, name))
         elif isinstance(change, Adjust):
             running = self._running[name]
@@ -111,7 +92,7 @@ class Applications:
             for deployment, number in change.num_replicas.items():
                 running.scale(deployment or deployment_of(name), number)
         alone = wanted.without_canary()
-        before = alone if isinstance(change, Update) else self._wanted.get(name, alone)  # it ends a canary
+        before = alone if change is Change.UPDATE else self._wanted.get(name, alone)  # it ends a canary
         self._wanted[name] = alone
         canary = wanted.settings.canary
         if not _same_canary(before, wanted):
@@ -120,7 +101,7 @@ class Applications:
             else:
                 self._running[name].update(_application(wanted.of_canary(), name), canary=canary.share)
         self._wanted[name] = wanted
-        return WORDS[type(change)]
+        return str(change)
 
     def _start(self, name: str, wanted: Wanted) -> Running:
         settings = wanted.settings

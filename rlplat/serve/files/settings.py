@@ -1,7 +1,7 @@
 """serve.yaml: which applications are served, and where. Pure: reading it starts nothing.
 
 wanted = read_applications("serve.yaml")                    # ConfigError with file, line and key
-for name, change in changes(running, wanted).items(): ...   # only what differs: Start, Stop, Restart, Update, Adjust
+for name, change in changes(running, wanted).items(): ...   # only what differs
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -158,24 +159,17 @@ def _located(
     return found, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
-@dataclass(frozen=True)
-class Start:
-    """It is new."""
+class Change(StrEnum):
+    """What is done with an application, in the words that say so."""
 
-
-@dataclass(frozen=True)
-class Stop:
-    """It is wanted no more."""
-
-
-@dataclass(frozen=True)
-class Restart:
+    START = "started"
+    STOP = "stopped"
+    RESTART = "restarted"
     """It has another address, or another run."""
-
-
-@dataclass(frozen=True)
-class Update:
+    UPDATE = "updated"
     """Rolling: new replicas are ready before old ones are drained."""
+    CHANGE_CANARY = "canary changed"
+    """It starts, is another one, or ends; the version beside it stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -186,42 +180,37 @@ class Adjust:
     """By deployment; "" for that of a run."""
     user_configs: dict[str, Any]
 
-
-@dataclass(frozen=True)
-class ChangeCanary:
-    """It starts, is another one, or ends; the version beside it stays as it is."""
+    def __str__(self) -> str:
+        return "adjusted"
 
 
-Change = Start | Stop | Restart | Update | Adjust | ChangeCanary
-
-
-def changes(now: dict[str, Wanted], wanted: dict[str, Wanted]) -> dict[str, Change]:
+def changes(now: dict[str, Wanted], wanted: dict[str, Wanted]) -> dict[str, Change | Adjust]:
     """What leads from one to the other, by application; those that stay as they are, are not in it."""
-    found: dict[str, Change] = {name: Stop() for name in now if name not in wanted}
+    found: dict[str, Change | Adjust] = {name: Change.STOP for name in now if name not in wanted}
     for name, new in wanted.items():
         old = now.get(name)
         if old is None:
-            found[name] = Start()
+            found[name] = Change.START
         elif old != new:
             found[name] = _change(old, new)
     return found
 
 
-def _change(old: Wanted, new: Wanted) -> Change:
+def _change(old: Wanted, new: Wanted) -> Change | Adjust:
     had_canary = old.settings.canary is not None
     old, new = old.without_canary(), new.without_canary()
     if old == new:
-        return ChangeCanary()
+        return Change.CHANGE_CANARY
     was, to = old.settings.model_dump(), new.settings.model_dump()
     differs = {name for name in to if was[name] != to[name]}
     if had_canary and not new.settings.follow and differs <= {"run", "checkpoint", "policy"}:
-        return Update()  # its canary has shown that they fit each other
+        return Change.UPDATE  # its canary has shown that they fit each other
     if differs == {"replicas"}:
         return Adjust({"": new.settings.replicas}, {})
     if differs - {"app", "deployments"} or new.settings.app is None:
-        return Restart()
+        return Change.RESTART
     if old.code != new.code or "app" in differs:
-        return Update()
+        return Change.UPDATE
     num_replicas: dict[str, int] = {}
     user_configs: dict[str, Any] = {}
     was, to = old.settings.options, new.settings.options
@@ -235,5 +224,5 @@ def _change(old: Wanted, new: Wanted) -> Change:
             elif option == "user_config" and option in before and option in after:
                 user_configs[name] = after[option]
             else:
-                return Update()
+                return Change.UPDATE
     return Adjust(num_replicas, user_configs)

@@ -15,7 +15,7 @@ def openapi(server: ServedPolicy) -> dict[str, Any]:
     obs, action = schema_of(spaces.observation_space), schema_of(spaces.action_space)
     properties: dict[str, Any] = {
         "obs": {
-            "oneOf": [obs, batch_of(spaces.observation_space)],
+            "oneOf": [obs, schema_of(spaces.observation_space, True)],
             "description": "one observation, or many",
         },
         "greedy": {
@@ -45,7 +45,7 @@ def openapi(server: ServedPolicy) -> dict[str, Any]:
         mask = {"type": "array", "items": {"type": "boolean"}, "minItems": size, "maxItems": size}
         properties["mask"] = {"oneOf": [mask, {"type": "array", "items": mask}]}
     request = {"type": "object", "required": ["obs"], "additionalProperties": False, "properties": properties}
-    many = batch_of(spaces.action_space)
+    many = schema_of(spaces.action_space, True)
     answer = {
         "type": "object",
         "required": ["action", "env_steps"],
@@ -120,18 +120,17 @@ def openapi(server: ServedPolicy) -> dict[str, Any]:
     }
 
 
-def schema_of(space: Any) -> dict[str, Any]:
-    """JSON Schema of one value of a gymnasium space."""
+def schema_of(space: Any, is_batch: bool = False) -> dict[str, Any]:
+    """JSON Schema of one value of a gymnasium space, or of many: then every array has an axis more."""
     parts = getattr(space, "spaces", None)
     if isinstance(parts, dict):
-        return {
-            "type": "object",
-            "required": list(parts),
-            "properties": {key: schema_of(part) for key, part in parts.items()},
-        }
+        properties = {key: schema_of(part, is_batch) for key, part in parts.items()}
+        return {"type": "object", "required": list(parts), "properties": properties}
     if parts is not None:
-        items = [schema_of(part) for part in parts]
+        items = [schema_of(part, is_batch) for part in parts]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if is_batch:
+        return {"type": "array", "items": schema_of(space), "minItems": 1}
     if hasattr(space, "start") and hasattr(space, "n") and not space.shape:
         low = int(space.start)
         return {"type": "integer", "minimum": low, "maximum": low + int(space.n) - 1}
@@ -139,21 +138,6 @@ def schema_of(space: Any) -> dict[str, Any]:
     for size in reversed(space.shape):
         number = {"type": "array", "items": number, "minItems": int(size), "maxItems": int(size)}
     return number
-
-
-def batch_of(space: Any) -> dict[str, Any]:
-    """Of many: every array has an axis more."""
-    parts = getattr(space, "spaces", None)
-    if isinstance(parts, dict):
-        return {
-            "type": "object",
-            "required": list(parts),
-            "properties": {key: batch_of(part) for key, part in parts.items()},
-        }
-    if parts is not None:
-        items = [batch_of(part) for part in parts]
-        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    return {"type": "array", "items": schema_of(space), "minItems": 1}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,8 @@ try:
     from optuna.storages.journal import JournalFileBackend
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial, TrialState
+
+    from rlplat.tune.storage.journal import quietly
 except ImportError:
     raise MissingExtra("optuna", "tune", "tuning") from None
 
@@ -82,7 +83,7 @@ def distribution(domain: Domain) -> BaseDistribution:
 
 def as_study(trials: Sequence[Trial], modes: Sequence[str], domains: Mapping[str, Domain]) -> optuna.Study:
     """For Optuna's pictures: in memory; what has values counts as complete."""
-    with _quietly():
+    with quietly():
         optuna.logging.disable_default_handler()
         study = optuna.create_study(
             directions=["maximize" if mode == "max" else "minimize" for mode in modes]
@@ -207,7 +208,7 @@ class ModelSearch(Suggests):
         sampler = self._make(int(sampler_seed))
         study = optuna.load_study(study_name="history", storage=storage, sampler=sampler)
         asked = {name: self._frozen.distributions[name] for name in group}
-        with _quietly():
+        with quietly():
             answer = sampler.sample_relative(study, trial, asked)
         if storage.trial_attrs:
             notes.setdefault("trial", {}).update(storage.trial_attrs)
@@ -221,20 +222,6 @@ class ModelSearch(Suggests):
                 lambda one: one.number in parents or one.notes["trial"][GENERATION] >= generation - 1
             )
         return answer
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without Optuna's warnings: what of them concerns the user, the searcher says once, in words (`notice`)."""
-    logger = logging.getLogger("optuna")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 class Frozen:

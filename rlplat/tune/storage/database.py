@@ -24,7 +24,7 @@ from rlplat.errors import ConfigError, MissingExtra
 from rlplat.rl.run.interruption import raise_pending
 from rlplat.tune.core.trial import first_line
 from rlplat.tune.storage.address import problem_of, shown
-from rlplat.tune.storage.journal import silently
+from rlplat.tune.storage.journal import quietly
 
 try:
     import psycopg2
@@ -225,7 +225,8 @@ class DatabaseStudy:
                 self.storage.delete_study(self.study_id)
                 self.is_new = True
         if self.is_new:
-            self.study_id = silently(lambda: self.storage.create_new_study(directions, self._name))
+            with quietly():
+                self.study_id = self.storage.create_new_study(directions, self._name)
             self._lock()
 
     def _connect(self) -> Any:

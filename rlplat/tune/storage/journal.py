@@ -18,12 +18,15 @@ cut off when the journal is opened again; a full disk takes back the half that i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -32,7 +35,6 @@ from typing import Any, TypeVar
 from rlplat.errors import ConfigError, MissingExtra
 
 try:
-    import optuna
     from optuna.storages import BaseStorage, JournalStorage
     from optuna.storages.journal import BaseJournalBackend
     from optuna.storages.journal._storage import JournalOperation
@@ -270,7 +272,8 @@ class JournalStudy:
             self.is_new = self._journal.is_empty
             self.storage: BaseStorage = replayed(self._journal)
             if self.is_new:
-                self.study_id = silently(lambda: self.storage.create_new_study(directions, name))
+                with quietly():
+                    self.study_id = self.storage.create_new_study(directions, name)
             else:
                 self.study_id = study_in(self.storage, name, path)
         except BaseException:
@@ -300,14 +303,18 @@ def study_in(storage: BaseStorage, name: str | None, path: Path) -> int:
     raise ConfigError(f"{path} {held}" + (f", not {name!r}" if name is not None else ""))
 
 
-def silently(action: Callable[[], T]) -> T:
-    """Optuna logs on stderr what is no news to the user of an experiment."""
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without what Optuna logs and warns of: what of it concerns the user of an experiment, we say in our words."""
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        return action()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        optuna.logging.set_verbosity(verbosity)
+        logger.setLevel(level)
 
 
 def has_reports(path: Path) -> bool:

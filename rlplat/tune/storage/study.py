@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.paths import expanded
@@ -48,6 +48,9 @@ try:
 except ImportError:
     raise MissingExtra("optuna", "tune", "tuning") from None
 
+if TYPE_CHECKING:
+    from rlplat.tune.storage.database import DatabaseStudy
+
 T = TypeVar("T")
 Direction = Literal["max", "min"]
 
@@ -62,22 +65,6 @@ _OPTUNA_STATES = {
 }
 _METRIC_NAMES = "study:metric_names"
 """The study's system attribute in which Optuna keeps them (`Study.set_metric_names`)."""
-
-
-class OpenStudy(Protocol):
-    """One of Optuna's storages, open at one of its studies for the only tuner that writes it."""
-
-    storage: BaseStorage
-    study_id: int
-    is_new: bool
-
-    def do(self, action: Callable[[], T]) -> T:
-        """With the storage; again, where it is not known whether it was done."""
-        ...
-
-    def sync(self, wait: bool = False) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -95,7 +82,9 @@ class _Written:
 
 
 class Study:
-    def __init__(self, open_study: OpenStudy, storage: str | Path, name: str, direction: Direction) -> None:
+    def __init__(
+        self, open_study: JournalStudy | DatabaseStudy, storage: str | Path, name: str, direction: Direction
+    ) -> None:
         """`Study.open` makes one. direction: of the first metric."""
         self._open = open_study
         self._storage, self._name = storage, name
@@ -114,7 +103,7 @@ class Study:
         was killed before it had written anything, it is not). say: for what the user must know, such as a server that
         is waited for. ConfigError: it is there and resume is False; it cannot be reached; another process is at it."""
         ways = [_DIRECTIONS[direction] for direction in directions]
-        study: OpenStudy
+        study: JournalStudy | DatabaseStudy
         if is_url(storage):
             from rlplat.tune.storage.database import DatabaseStudy
 
