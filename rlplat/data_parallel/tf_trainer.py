@@ -6,7 +6,7 @@
     stats = trainer.train()                     # an epoch; RaySGD's interface
     trainer.shutdown()
 
-The same engine as `TorchTrainer` (`loop_trainer`, `epochs`); in the ranks: `tf.program`.
+The same engine as `TorchTrainer` (`both_forms`); in the ranks: `tf.program`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlplat.data_parallel.loop_trainer import LoopTrainer
+from rlplat.data_parallel.both_forms import Trainer
 from rlplat.data_parallel.settings import TrainerSettings
 from rlplat.errors import ConfigError, MissingExtra
 
 
-class TFTrainer(LoopTrainer):
+class TFTrainer(Trainer):
     name = "TFTrainer"
     program = "rlplat.data_parallel.tf.program:TFProgram"
 

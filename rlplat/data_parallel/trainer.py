@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlplat.data_parallel.loop_trainer import LoopTrainer
+from rlplat.data_parallel.both_forms import Trainer
 from rlplat.data_parallel.reports import merged_state
 from rlplat.data_parallel.settings import TorchOptions, TrainerSettings
 from rlplat.errors import ConfigError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STEP_FREQUENCIES = ("epoch", "batch", "manual")
 
 
-class TorchTrainer(LoopTrainer):
+class TorchTrainer(Trainer):
     name = "TorchTrainer"
     program = "rlplat.data_parallel.torch.program:TorchProgram"
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import rlplat
 from rlplat.data_parallel import TFTrainer
-from rlplat.data_parallel.epochs import trainable_of
+from rlplat.data_parallel.both_forms import trainable_of
 from rlplat.data_parallel.failures import CollectiveFailed, RanksLost
 from rlplat.data_parallel.group import RankGroup
 from rlplat.data_parallel.rank import Rank, RankSettings

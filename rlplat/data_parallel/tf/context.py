@@ -129,9 +129,7 @@ class TFContext(LoopContext):
             thing.build(self._models[-1].trainable_variables)
             self._made_with.append(learning_rate_of(thing))
             if (saved := self._saved("optimizers", len(self._optimizers))) is not None:
-                older = [None] * (len(self._optimizers) + 1)  # of checkpoints that do not say it
-                made_with = (self._from or {}).get("made_with", older)
-                load_optimizer(thing, saved, made_with[len(self._optimizers)])
+                load_optimizer(thing, saved, self._saved("made_with", len(self._optimizers)))
             self._optimizers.append(thing)
             return thing
         if isinstance(thing, tf.data.Dataset):

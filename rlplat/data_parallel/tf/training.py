@@ -173,6 +173,6 @@ class KerasTraining:
 
     def _load(self, state: dict[str, Any]) -> None:
         load_variables(self.model.variables, state["model"], "model")
-        load_optimizer(self.model.optimizer, state["optimizer"], state.get("made_with"))  # older ones lack it
+        load_optimizer(self.model.optimizer, state["optimizer"], state["made_with"])
         self.epoch = int(state["user"]["epoch"])
         self._train.skip_passes(self.epoch)

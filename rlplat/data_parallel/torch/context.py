@@ -191,9 +191,8 @@ class Context(LoopContext):
             factors, restored = [1.0] * len(fresh), []
             if (saved := self._saved("optimizers", len(self._optimizers))) is not None:
                 model.load_optimizer(thing, saved)
-                if self._from and "options_made_with" in self._from:  # older checkpoints have none
-                    made_with = decode(self._from["options_made_with"][len(self._optimizers)])
-                    factors = take_changed(thing, made_with, fresh)
+                made_with = decode(self._saved("options_made_with", len(self._optimizers)))
+                factors = take_changed(thing, made_with, fresh)
                 restored = options_of(thing)
                 if any(factor != 1.0 for factor in factors):  # what a scheduler adds to them is the config's
                     pairs = zip(restored, fresh, strict=True)

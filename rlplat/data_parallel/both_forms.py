@@ -1,4 +1,7 @@
-"""`EpochTrainer`: a training that the driver tells epoch by epoch; what `TorchTrainer` and `TFTrainer` share.
+"""`Trainer`: what `TorchTrainer` and `TFTrainer` share, in both forms: a training function that runs to its end on
+every rank (`fit`), and a training that the driver tells epoch by epoch (`train`, `validate`).
+
+    result = TorchTrainer(train_loop, {"lr": 0.1}, num_workers=2, out="runs/demo").fit()
 
 It holds one group of ranks (`group.RankGroup`). After a loss of ranks another group continues from the last state.
 No torch and no TensorFlow here: what a rank does is its program's (`torch.program`, `tf.program`).
@@ -16,14 +19,15 @@ import rlplat
 from rlplat import checkpoints
 from rlplat.data_parallel.failures import RanksLost
 from rlplat.data_parallel.group import RankGroup
-from rlplat.data_parallel.reports import Result, merged_state, merged_stats
+from rlplat.data_parallel.rank import Turn
+from rlplat.data_parallel.reports import Report, Result, merged_state, merged_stats, merged_turns
 from rlplat.data_parallel.settings import TrainerSettings
 from rlplat.errors import CheckpointError, ConfigError
 from rlplat.given.say import say
 from rlplat.paths import user_path
 
 
-class EpochTrainer:
+class Trainer:
     name: ClassVar[str]
     """In the manifest of its checkpoints."""
     program: ClassVar[str]
@@ -34,13 +38,14 @@ class EpochTrainer:
         settings: TrainerSettings,
         options: dict[str, Any],
         config: Mapping[str, Any] | None,
+        train_loop: Callable[..., Any] | None,
         *,
         out: str | os.PathLike[str] | None,
         resume: bool,
         keep: int,
     ) -> None:
-        """options: of the framework, for each rank."""
-        self.settings, self.config = settings, dict(config or {})
+        """options: of the framework, for each rank; train_loop: None: this trainer is told epoch by epoch."""
+        self.settings, self.config, self.train_loop = settings, dict(config or {}), train_loop
         self._options = options
         self._out, self._resume, self._keep = None if out is None else user_path(out), resume, keep
         self._group: RankGroup | None = None
@@ -51,6 +56,65 @@ class EpochTrainer:
         """After the last epoch, or what changed the ranks since."""
         self._losses_in_a_row = 0
         """Of ranks, since the state is there."""
+
+    # ---------------------------------------------------------------- a training function
+
+    def fit(self) -> Result:
+        """Run the function to its end."""
+        result = self._begun()
+        with self._open_runtime():
+            self.settings.check_against_cluster()
+            for report in self.reports(self.config, result.state, len(result.history)):
+                del result.history[report.number - 1 :]  # those that were lost with their ranks
+                result.history.append(report.metrics)
+                result.num_restarts = report.num_restarts
+                if report.state is not None:
+                    result.state = report.state | {"history": list(result.history)}
+                    if self._out is not None:
+                        result.path = self._write(self._out, report.number, result.state)
+        return result
+
+    def reports(
+        self, config: Mapping[str, Any], state: dict[str, Any] | None = None, number: int = 0
+    ) -> Iterator[Report]:
+        """What the ranks report, one after the other; they train on while the caller is busy with a report.
+
+        state: a checkpoint to start from, made with report `number`. Closing the iterator ends the ranks.
+        """
+        if self.train_loop is None:
+            raise ConfigError("fit() is for a training function; with creators: train(), validate()")
+        num_restarts = num_in_a_row = 0
+        num_now: int | None = None
+        while True:
+            reported = number
+            try:
+                with self._open_group(num_now) as group:
+                    group.call("begin", self.train_loop, dict(config), state)
+                    pending, num_now = group.start("advance"), None
+                    while num_now is None:
+                        turns: list[Turn] = group.finish(pending)
+                        report = merged_turns(turns)
+                        if report is None:
+                            return
+                        reported += 1
+                        metrics, new_state = report
+                        if new_state is not None:
+                            state, number, num_in_a_row = new_state, reported, 0
+                            num_now = group.num_growing()
+                        if num_now is None:
+                            pending = group.start("advance")
+                        yield Report(reported, metrics, new_state, num_restarts)
+                say_grown(num_now, f"report {number}, the last checkpoint")
+            except RanksLost as lost:
+                num_restarts += 1
+                num_in_a_row += 1
+                if num_in_a_row > self.settings.max_failures:
+                    raise
+                say_lost(
+                    lost, f"report {number}, the last checkpoint" if state is not None else "the beginning"
+                )
+
+    # ---------------------------------------------------------------- epoch by epoch
 
     def _parts(self) -> tuple[Any, ...]:
         """What the program of each rank is set up with, before the state."""
@@ -171,6 +235,10 @@ class EpochTrainer:
         self._state, self._losses_in_a_row = state, 0
 
     def _opened(self) -> RankGroup:
+        if self.train_loop is not None:
+            raise ConfigError(
+                "a trainer with a training function has fit(); train() and validate() need creators"
+            )
         if self._group is None:
             if not rlplat.is_initialized():
                 self._runtime.enter_context(self._open_runtime())
@@ -229,6 +297,13 @@ class EpochTrainer:
         if found.info.algorithm != self.name:
             raise CheckpointError(
                 f"{found.path} is a checkpoint of {found.info.algorithm}, not of {self.name}"
+            )
+        is_of_loop = "history" in found.state
+        if is_of_loop != (self.train_loop is not None):
+            kind = "a training function" if is_of_loop else "creators"
+            raise CheckpointError(
+                f"{found.path} is a checkpoint of a {self.name} with {kind}: give it one again, or begin in another "
+                "directory"
             )
 
 
