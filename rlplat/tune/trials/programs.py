@@ -1,7 +1,6 @@
 """Trainables of every kind (see `trainables`) as Programs (see `program`).
 
-function with `report`          FunctionProgram: in a thread of its own, see `trials.thread`
-generator, or plain function    GeneratorProgram
+function, generator             FunctionProgram: in a thread of its own, see `trials.thread`
 class                           ClassProgram
 algorithm                       `rl_program`
 several seeds of any            `several_seeds`
@@ -21,7 +20,7 @@ from rlplat.given.say import say, say_traceback
 from rlplat.tune.trials.checkpoints import TrialCheckpoints
 from rlplat.tune.trials.program import Program, TrialContext
 from rlplat.tune.trials.reported import Metrics, plain_metrics
-from rlplat.tune.trials.thread import Progress, TrialThread, wrapped
+from rlplat.tune.trials.thread import TrialThread, wrapped
 from rlplat.tune.trials.trainables import num_arguments, report_argument, settled
 
 GRACE_S = 5.0
@@ -45,20 +44,22 @@ def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) 
         return program
     if kind.form == "class":
         return ClassProgram(found, config, context)
-    if kind.form == "reporting function":
-        return FunctionProgram(found, config, context)
-    return GeneratorProgram(found, config, context)
+    return FunctionProgram(found, config, context)
 
 
 class FunctionProgram:
-    """`f(config, report)`."""
+    """A function, or a generator function: in a thread of its own."""
 
     def __init__(self, function: Callable[..., Any], config: dict[str, Any], context: TrialContext) -> None:
         how = report_argument(function, "")
 
         def run(report: Any) -> Any:
             seed_everything(context.seed)
-            return function(config, report=report) if how == "by name" else function(config, report)
+            if how == "by name":
+                made = function(config, report=report)
+            else:
+                made = function(config, report) if how else function(config)
+            return _reported(made, report) if hasattr(made, "__next__") else made
 
         self._context = context
         self._thread = TrialThread(run, context)
@@ -80,7 +81,8 @@ class FunctionProgram:
 
     def save_to(self, directory: Path) -> str:
         if not self.can_save:
-            raise _no_checkpoint(self._context, "report(..., checkpoint=state)")
+            how = "report(..., checkpoint=state), or yield metrics, state"
+            raise _no_checkpoint(self._context, how)
         return self._checkpoints.save(directory, self._thread.checkpoint(), self._thread.report.step)
 
     def load_from(self, path: Path) -> None:
@@ -92,70 +94,19 @@ class FunctionProgram:
         self._thread.close(GRACE_S)
 
 
-class GeneratorProgram:
-    """A generator function, or a function that returns its metrics at its end."""
-
-    def __init__(self, function: Callable[..., Any], config: dict[str, Any], context: TrialContext) -> None:
-        self._function, self._config, self._context = function, config, context
-        self._how = report_argument(function, "")
-        self._progress = Progress(context)
-        self._checkpoints = TrialCheckpoints(context.number)
-        self._values: Iterator[Any] | None = None
-        self._offered: Any = None
-        self._has_ended = False
-
-    @property
-    def can_save(self) -> bool:
-        return self._offered is not None
-
-    def step(self) -> Metrics | None:
-        if self._has_ended:
-            return None
-        self._offered = None
-        try:
-            if self._values is None:
-                made = self._begin()
-                if not hasattr(made, "__next__"):
-                    self._has_ended = True
-                    return last_report(made, self._progress.step > 0, self._context)
-                self._values = made
-            value = next(self._values)
-        except StopIteration as end:
-            self._has_ended = True
-            return last_report(end.value, self._progress.step > 0, self._context)
-        except (Exception, KeyboardInterrupt):  # Ctrl-C is the process's, and this is its thread
-            raise
-        except BaseException as error:
-            raise RuntimeError(
-                f"the trial raised {type(error).__name__}({error}); return to end it"
-            ) from error
-        if type(value) is tuple and len(value) == 2:
-            value, self._offered = value
-        metrics = plain_metrics(value, self._context.metric)
-        self._progress.step += 1
-        return metrics
-
-    def _begin(self) -> Any:
-        seed_everything(self._context.seed)
-        if self._how == "by name":
-            return self._function(self._config, report=self._progress)
-        return self._function(self._config, self._progress) if self._how else self._function(self._config)
-
-    def save_to(self, directory: Path) -> str:
-        if not self.can_save:
-            raise _no_checkpoint(self._context, "yield metrics, state")
-        with only_exceptions():
-            state = self._offered() if callable(self._offered) else self._offered
-        return self._checkpoints.save(directory, state, self._progress.step)
-
-    def load_from(self, path: Path) -> None:
-        self._progress.checkpoint, self._progress.step = self._checkpoints.load(
-            path, self._context.directory / "restored"
-        )
-
-    def close(self) -> None:
-        self._has_ended = True
-        _close_quietly(self._values)
+def _reported(values: Any, report: Any) -> Any:
+    """A generator's values as reports; what it returns."""
+    try:
+        while True:
+            value, checkpoint = next(values), None
+            if type(value) is tuple and len(value) == 2:
+                value, checkpoint = value
+            report.value(value, checkpoint)
+    except StopIteration as end:
+        return end.value
+    finally:
+        if close := getattr(values, "close", None):
+            close()
 
 
 class ClassProgram:

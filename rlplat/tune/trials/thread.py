@@ -28,10 +28,20 @@ class TrialStopped(BaseException):
     """
 
 
-class Progress:
-    """Of a trial, as its trainable sees it."""
+class Report:
+    """The second argument of a trial function.
 
-    def __init__(self, context: TrialContext) -> None:
+    report(loss=0.5)                       the metrics by name, or
+    report({"loss": 0.5})                  a dict, maybe nested; returns when the trial is to go on
+    report(loss=0.5, checkpoint=state)     state: nested dicts and lists of arrays, tensors, numbers, texts; a path to a
+                                           file or a directory; or a function without arguments that makes one, called
+                                           only when a checkpoint is wanted (the cheap way)
+
+    Raises TrialStopped when the trial is to end there.
+    """
+
+    def __init__(self, context: TrialContext, hand_over: Callable[[Metrics, Any], None]) -> None:
+        self._hand_over = hand_over
         self._context = context
         self.step = 0
         """Reports so far; where the trial began from a checkpoint, those before it included."""
@@ -58,29 +68,6 @@ class Progress:
         return self._context.attempt
 
     def __call__(self, metrics: Any = None, /, checkpoint: Any = None, **named: Any) -> None:
-        raise RuntimeError("a generator yields its metrics, and does not call report()")
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("`report` belongs to its trial's process: report what tasks and actors return")
-
-
-class Report(Progress):
-    """The second argument of a trial function.
-
-    report(loss=0.5)                       the metrics by name, or
-    report({"loss": 0.5})                  a dict, maybe nested; returns when the trial is to go on
-    report(loss=0.5, checkpoint=state)     state: nested dicts and lists of arrays, tensors, numbers, texts; a path to a
-                                           file or a directory; or a function without arguments that makes one, called
-                                           only when a checkpoint is wanted (the cheap way)
-
-    Raises TrialStopped when the trial is to end there.
-    """
-
-    def __init__(self, context: TrialContext, hand_over: Callable[[Metrics, Any], None]) -> None:
-        super().__init__(context)
-        self._hand_over = hand_over
-
-    def __call__(self, metrics: Any = None, /, checkpoint: Any = None, **named: Any) -> None:
         if metrics is None:
             metrics = named
         elif named:
@@ -88,7 +75,14 @@ class Report(Progress):
                 **(metrics if isinstance(metrics, Mapping) else {self._context.metric: metrics}),
                 **named,
             }
+        self.value(metrics, checkpoint)
+
+    def value(self, metrics: Any, checkpoint: Any) -> None:
+        """What a generator yields."""
         self._hand_over(plain_metrics(metrics, self._context.metric), checkpoint)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("`report` belongs to its trial's process: report what tasks and actors return")
 
 
 class TrialThread:

@@ -46,7 +46,7 @@ class TrainableKind:
     @property
     def closes(self) -> bool:
         """Whether the end of a trial runs user code that the trial's process cannot limit."""
-        return self.form in ("generator", "class", "algorithm")
+        return self.form in ("class", "algorithm")
 
     @property
     def unit(self) -> str:

@@ -401,7 +401,7 @@ def test_errors_keep_their_type_and_their_traceback(trainable: Any, tmp_path: Pa
     with pytest.raises(KeyError) as caught:
         program.step()
     assert '{}["missing"]' in "".join(traceback.format_exception(caught.value))
-    assert len(traceback.extract_tb(caught.tb)) <= 5  # the trial's frame and few of ours
+    assert len(traceback.extract_tb(caught.tb)) <= 6  # the trial's frame and few of ours
     program.close()
 
 
