@@ -96,8 +96,11 @@ def parser_of(command: str) -> argparse.ArgumentParser | None:
     if command not in COMMANDS:
         return None
     module, function = home_of(command)
-    name = f"{function.rstrip('_')}_parser" if function else "build_parser"
-    parser: argparse.ArgumentParser = getattr(module, name)()
+    if function:
+        from rlplat.cli.cluster.options import cluster_parser
+
+        return cluster_parser(command)
+    parser: argparse.ArgumentParser = module.build_parser()
     return parser
 
 

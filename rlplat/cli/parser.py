@@ -13,7 +13,8 @@
 
 A line of the second part is an argument and what it means, two blanks between them; further lines of its meaning are
 indented. `N:20` has a default (`NAME:` an empty text), `WORKER?` may be absent, `RUN...` and `RUN+` take several,
-`KEY*` may be repeated, `--out! FILE` is required, `{a,b}` are choices, `dest@NAME` names the value.
+`KEY*` may be repeated, `--resume auto?` alone is "yes", `--out! FILE` is required, `{a,b}` are choices, `dest@NAME`
+names the value.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def _add(parser: Parser, words: str, meaning: str, types: Mapping[str, Any]) -> 
             options["default"] = kind(default)
             meaning += f" (default: {default})" if default else ""
         options |= {"?": {"nargs": "?"}, "+": {"nargs": "+"}, "...": {"nargs": "+"}}.get(sign or "", {})
+        if sign == "?" and names:
+            options["const"] = "yes"
         if sign in ("*", "+") and names:
             options |= {"action": "append" if sign == "*" else "extend", "default": []}
     names = names or [dest or re.sub(r"\W", "_", value.rstrip("?.").partition("?")[0]).lower()]

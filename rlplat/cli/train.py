@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,11 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlplat.cli.engine import add_engine_options, choose_engine
 from rlplat.cli.parser import Parser, command
 from rlplat.config import Layer, layer_from_flags
 from rlplat.config_sources import put
-from rlplat.errors import ConfigError
+from rlplat.errors import ConfigError, UsageError
 from rlplat.given.spelling import spelled
 from rlplat.paths import shown
 from rlplat.rl.user_code import located
@@ -42,6 +42,8 @@ CONFIG?  a run's settings: a YAML file, or a shipped config such as ppo/Pong (rl
 --init-from CHECKPOINT  begin with the weights of another run: RUN (its newest checkpoint), RUN:best, RUN:step_N
 --track TRACKER*  copy the run to wandb, mlflow, trackio, aim or pkg.module:Class, by a process of its own
 --set KEY=VALUE+  settings, e.g. discount=0.995
+--backend {zmq,ray}  what the actors run on: processes of this machine, or Ray (default: $RLPLAT_BACKEND, or zmq)
+--address ADDRESS  with --backend ray: HOST:PORT of the cluster, or auto (default: $RLPLAT_ADDRESS, or a new one here)
 
 Settings come from the algorithm's defaults, then the config file, then flags; the later win. Any setting can be
 given as a flag with dashes (--learning-rate 3e-4, --stop.env-steps 200000, --policy.hidden-sizes "[128, 128]")
@@ -65,9 +67,7 @@ _SETTING_FLAGS = ("env", "seed", "num_rollout_workers", "framework")
 
 
 def build_parser() -> Parser:
-    parser = command("train", _HELP, types={})
-    add_engine_options(parser)
-    return parser
+    return command("train", _HELP, types={})
 
 
 def run(arguments: list[str]) -> int:
@@ -124,6 +124,16 @@ def run(arguments: list[str]) -> int:
     directory = shown(trained.directory)
     print(spelled(f"the run is in {directory}; evaluate it: rlplat evaluate {shlex.quote(str(directory))}"))
     return 0
+
+
+def choose_engine(options: argparse.Namespace) -> None:
+    """For this process; `rlplat.init` reads it there. UsageError where an address leads nowhere."""
+    backend = options.backend or os.environ.get("RLPLAT_BACKEND") or "zmq"
+    if options.address is not None and backend != "ray":
+        raise UsageError(f"--address {options.address} is that of a Ray cluster: add --backend ray")
+    for name in ("backend", "address"):
+        if getattr(options, name) is not None:
+            os.environ[f"RLPLAT_{name.upper()}"] = getattr(options, name)
 
 
 def _refuse_names(first: str | None, further: Sequence[str]) -> None:

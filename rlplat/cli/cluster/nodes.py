@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-
-from rlplat.cli.cluster.options import add_dry_run, cluster_parser, launcher_of, refuse_dry_run
-
-
-def up_parser() -> argparse.ArgumentParser:
-    parser = cluster_parser(
-        "up",
-        "Copy files to the machines, run the setup commands there, start the nodes. What runs already stays.",
-        "Exit code 2: a machine cannot be used as it is, and nothing was started; 1: a setup command or a node\n"
-        "failed, and what this command had started is ended again.",
-    )
-    add_dry_run(parser)
-    return parser
+from rlplat.cli.cluster.options import cluster_parser, launcher_of, refuse_dry_run
 
 
 def up(arguments: list[str]) -> int:
-    options = up_parser().parse_args(arguments)
+    options = cluster_parser("up").parse_args(arguments)
     from rlplat.cluster.settings import read_cluster
 
     cluster = read_cluster(options.cluster)
@@ -42,17 +29,8 @@ def up(arguments: list[str]) -> int:
     return 0
 
 
-def down_parser() -> argparse.ArgumentParser:
-    parser = cluster_parser(
-        "down",
-        "End the jobs and the nodes of a cluster. Files and logs stay on the machines.",
-        "Exit code 1: a machine could not be reached, and its node may be running.",
-    )
-    return parser
-
-
 def down(arguments: list[str]) -> int:
-    options = down_parser().parse_args(arguments)
+    options = cluster_parser("down").parse_args(arguments)
     from rlplat.cluster.settings import read_cluster
 
     cluster = read_cluster(options.cluster)

@@ -13,9 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplat.cli.cluster.options import add_dry_run, cluster_parser, launcher_of, refuse_dry_run, with_program
+from rlplat.cli.cluster.options import cluster_parser, launcher_of, refuse_dry_run, with_program
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
 from rlplat.durations import duration_text
 from rlplat.errors import UsageError
 
@@ -23,33 +22,16 @@ if TYPE_CHECKING:
     from rlplat.cluster.settings import ClusterSettings
 
 
-def exec_parser() -> argparse.ArgumentParser:
-    parser = cluster_parser(
-        "exec",
-        "Run a command on the head and pass on its input, output and exit code.",
-        "example:\n  rlplat exec lab.yaml -- nvidia-smi",
-    )
-    parser.add_argument("--node", metavar="NAME", help="on this node instead")
-    parser.usage = "%(prog)s CLUSTER.yaml [--node NAME] -- COMMAND ..."
-    return parser
-
-
 def exec_(arguments: list[str]) -> int:
     own, program = with_program(arguments)
-    options = exec_parser().parse_args(own)
+    options = cluster_parser("exec").parse_args(own)
     if not program:
         raise UsageError(f"no command: rlplat exec {options.cluster} -- COMMAND ...")
     return _run(options.cluster, options.node, "run", program, False)
 
 
-def attach_parser() -> argparse.ArgumentParser:
-    parser = cluster_parser("attach", "Open a shell on the head, where programs find the cluster.")
-    parser.add_argument("--node", metavar="NAME", help="on this node instead")
-    return parser
-
-
 def attach(arguments: list[str]) -> int:
-    options = attach_parser().parse_args(arguments)
+    options = cluster_parser("attach").parse_args(arguments)
     return _run(options.cluster, options.node, "shell", [], sys.stdin.isatty())
 
 
@@ -65,21 +47,9 @@ def _run(path: str, node_name: str | None, verb: str, program: list[str], termin
     return 128 - code if code < 0 else code
 
 
-def submit_parser() -> argparse.ArgumentParser:
-    parser = cluster_parser(
-        "submit",
-        "Run a program on the cluster. It goes on when this terminal is closed.",
-        "example:\n  rlplat submit lab.yaml -- rlplat train --algo ppo --env CartPole-v1 --out runs/a",
-    )
-    parser.usage = "%(prog)s CLUSTER.yaml [--wait] [--dry-run] -- PROGRAM ..."
-    add_dry_run(parser)
-    parser.add_argument("--wait", action="store_true", help="show its log, and end with its exit code")
-    return parser
-
-
 def submit(arguments: list[str]) -> int:
     own, program = with_program(arguments)
-    options = submit_parser().parse_args(own)
+    options = cluster_parser("submit").parse_args(own)
     if not program:
         raise UsageError(f"no program: rlplat submit {options.cluster} -- PROGRAM ...")
     from rlplat.cluster.settings import read_cluster
@@ -156,38 +126,15 @@ def _submit_to_sky(cluster: ClusterSettings, program: list[str], options: argpar
     return 1 if code else 0
 
 
-def join_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat join",
-        description="One task of a job that `rlplat submit` sent to SLURM: rank 0 is the head, the others join it.",
-    )
-    parser.add_argument("folder", metavar="FOLDER", help="the folder of the job's files")
-    return parser
-
-
 def join(arguments: list[str]) -> int:
-    options = join_parser().parse_args(arguments)
+    options = cluster_parser("join").parse_args(arguments)
     from rlplat.cluster.join import Task
 
     return Task(Path(options.folder), os.environ).run()
 
 
-def jobs_parser() -> argparse.ArgumentParser:
-    parser = cluster_parser(
-        "jobs",
-        "The programs that were submitted to a cluster.",
-        "examples:\n  rlplat jobs lab.yaml\n  rlplat jobs lab.yaml logs 3 -f      ends with the exit code of the job\n"
-        "  rlplat jobs lab.yaml stop 3         SIGTERM, 30 s to save a checkpoint, SIGKILL",
-    )
-    parser.add_argument("action", nargs="?", choices=("list", "logs", "stop"), default="list")
-    parser.add_argument("job", nargs="?", metavar="ID")
-    parser.add_argument("-f", "--follow", action="store_true", help="logs: until the job ends")
-    parser.add_argument("--json", action="store_true", help="list: one JSON object per job")
-    return parser
-
-
 def jobs(arguments: list[str]) -> int:
-    options = jobs_parser().parse_args(arguments)
+    options = cluster_parser("jobs").parse_args(arguments)
     if options.action != "list" and options.job is None:
         raise UsageError(f"which job? rlplat jobs {options.cluster} {options.action} ID")
     with launcher_of(options.cluster) as launcher:

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlplat.cli.engine import add_engine_options, choose_engine
 from rlplat.cli.exit_codes import is_usage_error, message_of
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
+from rlplat.cli.train import choose_engine, settings_layer
 from rlplat.config import Layer, layer_from_flags
 from rlplat.errors import ConfigError, RlplatError
 from rlplat.figures import figure
@@ -22,7 +22,23 @@ if TYPE_CHECKING:
     from rlplat.tune.results.analysis import Analysis
     from rlplat.tune.settings.spec import ExperimentSpec
 
-_EPILOG = """\
+_HELP = """\
+Search for the best config. Needs an experiment file, or --algo; `rlplat tune show DIR` looks at what came out.
+
+experiment@EXPERIMENT.yaml?  what is to be tried; with --resume also the directory of an experiment
+--algo NAME  without a file: the algorithm, or ./file.py:trainable
+--env NAME  without a file: the environment; its tuned config is the base
+--num-samples N  trials (with grids: how often the whole grid)
+--max-concurrent N  trials at once (default: as many as have room)
+--out DIR  the experiment's directory (default: runs/<name of the file>)
+--storage URL  postgresql://user@host/database (default: a file in the directory)
+--resume auto?  resume the experiment in its directory; `auto`: begin it if there is none yet (requeued jobs)
+--set KEY=VALUE+  keys of the experiment or of the config, e.g. seed=2 "gamma={uniform: [0.9, 1]}"
+--only NAME+  with a file of `runs`: only these
+--json  print one JSON object per experiment, and no table
+--backend {zmq,ray}  what the actors run on: processes of this machine, or Ray (default: $RLPLAT_BACKEND, or zmq)
+--address ADDRESS  with --backend ray: HOST:PORT of the cluster, or auto (default: $RLPLAT_ADDRESS, or a new one here)
+
 An experiment file says what is tried (docs/tuning.md). --set changes its keys; a key that an experiment does not have
 belongs to the config of the trials (--set learning_rate=1e-3, or config.learning_rate=1e-3). Several experiments in one
 file (`runs:`) run one after another.
@@ -42,65 +58,8 @@ SHOWN_OF_FRONT = 5
 _SETTING_FLAGS = ("num_samples", "max_concurrent", "storage")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat tune",
-        description="Search for the best config. Needs an experiment file, or --algo; `rlplat tune show DIR` looks at "
-        "what came out.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "experiment",
-        nargs="?",
-        metavar="EXPERIMENT.yaml",
-        help="what is to be tried; with --resume also the directory of an experiment",
-    )
-    parser.add_argument(
-        "--algo", metavar="NAME", help="without a file: the algorithm, or ./file.py:trainable"
-    )
-    parser.add_argument(
-        "--env", metavar="NAME", help="without a file: the environment; its tuned config is the base"
-    )
-    parser.add_argument("--num-samples", metavar="N", help="trials (with grids: how often the whole grid)")
-    parser.add_argument(
-        "--max-concurrent", metavar="N", help="trials at once (default: as many as have room)"
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", help="the experiment's directory (default: runs/<name of the file>)"
-    )
-    parser.add_argument(
-        "--storage", metavar="URL", help="postgresql://user@host/database (default: a file in the directory)"
-    )
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const="yes",
-        default="",
-        metavar="auto",
-        help="resume the experiment in its directory; `auto`: begin it if there is none yet (requeued jobs)",
-    )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help='keys of the experiment or of the config, e.g. seed=2 "gamma={uniform: [0.9, 1]}"',
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME",
-        help="with a file of `runs`: only these",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object per experiment, and no table"
-    )
-    add_engine_options(parser)
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("tune", _HELP, types={})
 
 
 def run(arguments: list[str]) -> int:
@@ -109,7 +68,7 @@ def run(arguments: list[str]) -> int:
 
         return tune_show.run(arguments[1:])
     options = build_parser().parse_args(arguments)
-    if options.resume not in ("", "yes", "auto"):  # the word after it is the experiment
+    if options.resume not in (None, "yes", "auto"):  # the word after it is the experiment
         if options.experiment is not None:
             raise ConfigError(f"--resume takes nothing or `auto`, not {options.resume!r}")
         options.experiment, options.resume = options.resume, "yes"
@@ -148,7 +107,6 @@ def run(arguments: list[str]) -> int:
 
 def planned(options: argparse.Namespace) -> list[ExperimentSpec]:
     """The experiments of the command line, not checked yet."""
-    from rlplat.cli.train import settings_layer
     from rlplat.rl.run.registry import require_config
     from rlplat.tune.settings.experiment_file import SAVED_AS, load_experiments
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import sys
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.cli.look.cluster_view import print_table
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser
+from rlplat.cli.parser import Parser, command
 from rlplat.durations import duration_text
 from rlplat.paths import expanded
 
@@ -22,7 +21,15 @@ if TYPE_CHECKING:
     from rlplat.tune.results.analysis import Analysis
 
 
-_EPILOG = """\
+_HELP = """\
+The best config, the best trials, which parameters matter, and pictures of an experiment; it may still be going.
+
+directory@EXPERIMENT  the experiment's directory
+--out DIR  where pictures go (default: EXPERIMENT/pictures)
+--no-pictures  text only
+--html  write a page with everything, report.html, as well
+--json  print one JSON object
+
 examples:
   rlplat tune show runs/demo                       pictures go to runs/demo/pictures
   rlplat tune show runs/demo --html                one page with all of it: runs/demo/report.html
@@ -34,24 +41,8 @@ In Python: analysis = rlplat.tune.load("runs/demo"); analysis.dataframe()
 _NUM_BEST = 10
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rlplat tune show",
-        description="The best config, the best trials, which parameters matter, and pictures of an experiment; it may "
-        "still be going.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("directory", type=expanded, metavar="EXPERIMENT", help="the experiment's directory")
-    parser.add_argument(
-        "--out", type=expanded, metavar="DIR", help="where pictures go (default: EXPERIMENT/pictures)"
-    )
-    parser.add_argument("--no-pictures", action="store_true", help="text only")
-    parser.add_argument(
-        "--html", action="store_true", help="write a page with everything, report.html, as well"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+def build_parser() -> Parser:
+    return command("tune show", _HELP, {"EXPERIMENT": expanded, "DIR": expanded})
 
 
 def run(arguments: list[str]) -> int:
