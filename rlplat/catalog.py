@@ -133,3 +133,14 @@ def describe_run(directory: Path, settings: Mapping[str, Any] | None = None) -> 
         "is_running": is_running(directory),
         "updated": datetime.fromtimestamp(updated_s).isoformat(" ", "seconds"),
     }
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"stop": {"env_steps": 1}} -> {"stop.env_steps": 1}; lists stay as they are."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlplat.catalog import describe_experiment, describe_run, ended_trials, find, settings_of
+from rlplat.catalog import describe_experiment, describe_run, ended_trials, find, flat, settings_of
 from rlplat.dashboard.bands import Curve, band, curve_of
 from rlplat.dashboard.follow import Cursor, columns, read_since, thinned
 from rlplat.dashboard.hints import hints
@@ -255,17 +255,6 @@ def group_of(settings: Mapping[str, Any]) -> str:
     """The same for runs that differ only by their seed (and by `NOT_COMPARED`)."""
     kept = {key: value for key, value in settings.items() if key not in NOT_COMPARED}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found.update(flat(value, f"{prefix}{key}."))
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from rlplat.catalog import settings_of
+from rlplat.catalog import flat, settings_of
 from rlplat.metrics import replace_file
 from rlplat.rl.run.run_directory import is_running
 from rlplat.tracking.history import Place, TakenBack, read_rows
@@ -154,17 +152,6 @@ class Copier:
     def drop(self) -> None:
         """Forget the tracker after it has failed: the next turn opens a new one."""
         self._tracker = None
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"stop": {"env_steps": 1}} -> {"stop.env_steps": 1}; lists stay as they are."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def state_of(directory: Path) -> str:

@@ -17,9 +17,10 @@ pytest.importorskip("starlette", reason="needs starlette: ./scripts/install dash
 from starlette.testclient import TestClient
 
 from rlplat import catalog
+from rlplat.catalog import flat
 from rlplat.dashboard import pages as module
 from rlplat.dashboard.export import export
-from rlplat.dashboard.pages import Pages, differences, flat
+from rlplat.dashboard.pages import Pages, differences
 from rlplat.dashboard.server import make_app
 from rlplat.dashboard.serving import Servers
 from tests.dashboard.made_runs import learning, make_run

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from rlplat.catalog import flat
 from rlplat.cli import main
 from rlplat.errors import ConfigError, UsageError
 from rlplat.metrics import forget_after
-from rlplat.tracking.copying import Copier, flat, state_of
+from rlplat.tracking.copying import Copier, state_of
 from rlplat.tracking.sidecar import Sidecar, TrackingFailed, follow, only_one
 from rlplat.tracking.tracker import load_tracker
 from tests.dashboard.made_runs import learning, make_run

@@ -7,7 +7,7 @@ import glob
 from pathlib import Path
 from typing import Any
 
-from rlplat.catalog import find, settings_of
+from rlplat.catalog import find, flat, settings_of
 from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.metrics import read_records
@@ -83,7 +83,7 @@ def run(arguments: list[str]) -> int:
 def groups_of(given: list[str]) -> dict[str, list[Path]]:
     """Runs by the label of their curve: the NAME of `NAME=RUN`, else what they are (those that differ by their seed
     alone have one)."""
-    from rlplat.dashboard.pages import differences, flat, group_of
+    from rlplat.dashboard.pages import differences, group_of
 
     named: dict[str, list[Path]] = {}
     by_group: dict[str, list[Path]] = {}

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.core.verdicts import Due
@@ -25,16 +26,18 @@ def best_first(trials: Sequence[Trial], signs: Sequence[float]) -> list[Trial]:
 def split_at_front(trials: Sequence[Trial], signs: Sequence[float]) -> tuple[list[Trial], list[Trial]]:
     """(the Pareto front, the others): on the front is what no other trial beats in one metric without being worse in
     another. Both best first by the first metric."""
-    ranked = [(scores_of(trial, signs), trial) for trial in trials]
-    ranked.sort(key=lambda pair: (*(-score for score in pair[0]), pair[1].number))
-    front: list[tuple[tuple[float, ...], Trial]] = []
-    rest: list[Trial] = []
-    for scores, trial in ranked:  # what could beat it comes before it in this order
-        if any(_dominates(better, scores) for better, _ in front):
-            rest.append(trial)
-        else:
-            front.append((scores, trial))
-    return [trial for _, trial in front], rest
+    front, rest = split([(scores_of(trial, signs), trial) for trial in trials])
+    return [trial for _, trial in front], [trial for _, trial in rest]
+
+
+def split(scored: list[tuple[tuple[float, ...], Any]]) -> tuple[list[Any], list[Any]]:
+    """The same of whatever has scores and a number."""
+    front: list[tuple[tuple[float, ...], Any]] = []
+    rest: list[tuple[tuple[float, ...], Any]] = []
+    for scores, one in sorted(scored, key=lambda pair: (*(-score for score in pair[0]), pair[1].number)):
+        # what could beat it comes before it in this order
+        (rest if any(_dominates(better, scores) for better, _ in front) else front).append((scores, one))
+    return front, rest
 
 
 def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

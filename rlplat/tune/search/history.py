@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlplat.errors import ConfigError
+from rlplat.tune.core.roster import split
 from rlplat.tune.core.trial import Trial, TrialState
 
 
@@ -104,10 +105,10 @@ class History:
         if not any(len(outcome.scores) > 1 for outcome in self.outcomes):
             return sorted(self.outcomes, key=lambda one: one.rank)[:size]
         best: list[Outcome] = []
-        for front in _fronts([one for one in self.outcomes if one.state == "complete"]):
-            best += front[: size - len(best)]
-            if len(best) >= size:
-                break
+        left = [(one.scores, one) for one in self.outcomes if one.state == "complete"]
+        while left and len(best) < size:
+            front, left = split(left)
+            best += [one for _, one in front][: size - len(best)]
         return best
 
 
@@ -123,18 +124,3 @@ def _outcome_of(trial: Trial, signs: Sequence[float]) -> Outcome:
         else:
             outcome.scores = tuple(sign * value for sign, value in zip(signs, trial.values, strict=True))
     return outcome
-
-
-def _fronts(outcomes: list[Outcome]) -> Iterator[list[Outcome]]:
-    """Outcomes that nothing beats in all objectives, then those that only the first beat, and so on."""
-    left = sorted(outcomes, key=lambda one: (*(-score for score in one.scores), one.number))
-    while left:
-        front: list[Outcome] = []
-        rest: list[Outcome] = []
-        for outcome in left:  # in this order nothing is beaten by a later one
-            beaten = any(
-                all(a >= b for a, b in zip(one.scores, outcome.scores, strict=True)) for one in front
-            )
-            (rest if beaten else front).append(outcome)
-        yield front
-        left = rest
