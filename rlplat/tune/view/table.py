@@ -11,7 +11,6 @@ from typing import TextIO
 from rlplat.tune.core.snapshot import Snapshot, View, counts_text, ended, params_text, values_text
 
 LINE_PERIOD_S = 10.0
-BEST_PERIOD_S = 1.0
 
 
 def open_view(progress: bool = True, stream: TextIO | None = None) -> View:
@@ -37,25 +36,18 @@ def _has_a_size(stream: TextIO) -> bool:
 
 
 class PlainLines(View):
-    """A line every ten seconds, one when another trial is the best (at most one a second), and a last one."""
+    """A line every ten seconds, and a last one."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._next_s = clock() + LINE_PERIOD_S
-        self._next_best_s = clock()
-        self._best: int | None = None
 
     def is_due(self) -> bool:
-        return self._clock() >= min(self._next_s, self._next_best_s)
+        return self._clock() >= self._next_s
 
     def show(self, snapshot: Snapshot) -> None:
-        now = self._clock()
-        if now >= self._next_best_s:
-            self._next_best_s = now + BEST_PERIOD_S
-            if news := self._news(snapshot):
-                self.say(news)
-        if now >= self._next_s:
-            self._next_s = now + LINE_PERIOD_S
+        if self.is_due():
+            self._next_s = self._clock() + LINE_PERIOD_S
             self.say(overview(snapshot))
 
     def say(self, text: str) -> None:
@@ -66,24 +58,12 @@ class PlainLines(View):
 
     def close(self, snapshot: Snapshot | None) -> None:
         if snapshot is not None:
-            if news := self._news(snapshot):
-                self.say(news)
             self.say(overview(snapshot))
-
-    def _news(self, snapshot: Snapshot) -> str:
-        if not snapshot.best:
-            return ""
-        best = snapshot.best[0]
-        if best.number == self._best:
-            return ""
-        self._best = best.number
-        reports = "1 report" if best.step == 1 else f"{best.step} reports"
-        values = values_text(snapshot.metric, best)
-        return f"best so far: {values} after {reports}, trial {best.number}: {params_text(best.params)}"
 
 
 def overview(snapshot: Snapshot) -> str:
-    """`trials: 3 of 9 [00:12<00:24, 4.0s/trial], 2 running, 3 complete; slots 2 of 2; best now: accuracy 0.93, trial 1`
+    """`trials: 3 of 9 [00:12<00:24, 4.0s/trial], 2 running, 3 complete; slots 2 of 2; best now: accuracy 0.93, trial 1,
+    alpha=0.2`
 
     The value is the trial's newest, as it is ranked by: it may be worse than one of a moment ago (`best now`)."""
     from tqdm import tqdm
@@ -97,5 +77,8 @@ def overview(snapshot: Snapshot) -> str:
     in_use, in_all = snapshot.slots
     slots = f"; slots {in_use} of {in_all}" if in_all else ""
     best = snapshot.best[0] if snapshot.best else None
-    best_text = f"; best now: {values_text(snapshot.metric, best)}, trial {best.number}" if best else ""
+    best_text = ""
+    if best:
+        params = f", {params_text(best.params)}" if best.params else ""
+        best_text = f"; best now: {values_text(snapshot.metric, best)}, trial {best.number}{params}"
     return f"trials: {num_ended:,}{of} {meter}, {counts_text(snapshot)}{slots}{best_text}"
