@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -97,7 +98,7 @@ def summary(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> dic
                 "step": trial.step,
                 "config": as_json(trial.config),
                 "params": as_json(trial.params),
-                "checkpoint": _text_or_none(analysis.checkpoint_of(trial)),
+                "checkpoint": analysis.checkpoint_of(trial),
             }
             for trial in best
         ],
@@ -120,7 +121,7 @@ def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None
     else:
         if len(analysis.metric) == 1:
             print(f"\nbest config (trial {best[0].number}){_best_file(analysis, best[0])}:")
-            print(_indented(config_text(best[0].config)))
+            print(textwrap.indent(config_text(best[0].config).rstrip(), "  "))
         title = "the Pareto front" if len(analysis.metric) > 1 else "the best trials"
         print(f"\n{title}:")
         header, rows = best_table(analysis, best[: 2 * _NUM_BEST])
@@ -235,14 +236,6 @@ def _writing(path: Path, write: Any) -> None:
         ) from None
 
 
-def _indented(text: str) -> str:
-    return "\n".join("  " + line for line in text.splitlines())
-
-
-def _text_or_none(path: Path | None) -> str | None:
-    return None if path is None else str(path)
-
-
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
@@ -297,6 +290,8 @@ def page(
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    from rlplat.tune.core.snapshot import value_text
+
     numeric = [
         all(isinstance(row[column], int | float) and not isinstance(row[column], bool) for row in rows)
         for column in range(len(header))
@@ -307,7 +302,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         + "</tr>"
     ]
     for row in rows:
-        cells = (_cell("td", _text(value), right) for value, right in zip(row, numeric, strict=True))
+        cells = (_cell("td", value_text(value), right) for value, right in zip(row, numeric, strict=True))
         lines.append("<tr>" + "".join(cells) + "</tr>")
     return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
 
@@ -315,9 +310,3 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def _cell(tag: str, text: str, is_number: bool) -> str:
     look = ' class="number"' if is_number else ""
     return f"<{tag}{look}>{escape(text)}</{tag}>"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
