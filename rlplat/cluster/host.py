@@ -25,7 +25,14 @@ from typing import Any
 
 import rlplat
 from rlplat.cluster.jobs import Jobs
-from rlplat.cluster.node_process import HostError, NodeProcess, NodeStart, private_folder, write_private
+from rlplat.cluster.node_process import (
+    HostError,
+    NodeProcess,
+    NodeStart,
+    filled,
+    private_folder,
+    write_private,
+)
 
 RESULT = "@rlplat "
 _KEEP_S = 3600.0
@@ -257,13 +264,9 @@ def _program_env(request: dict[str, Any]) -> dict[str, str]:
         raise HostError(f"the cluster is down, its head is {head['state']}; {request['up']} starts it")
     address = head.get("address") or ""
     places = {"{token}": str(folder / "token"), "{address}": address}
-    env = dict(request["env"])
-    for name, text in request["engine_env"].items():
-        for place, value in places.items():
-            text = text.replace(place, value)
-        env[name] = text
+    engine = {name: filled(text, places) for name, text in request["engine_env"].items()}
     path = os.path.dirname(sys.executable)
-    return {**env, "PATH": f"{path}:{os.environ.get('PATH', os.defpath)}"}
+    return {**request["env"], **engine, "PATH": f"{path}:{os.environ.get('PATH', os.defpath)}"}
 
 
 def _target(request: dict[str, Any]) -> Path:

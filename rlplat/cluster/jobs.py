@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from rlplat.cluster import marks
-from rlplat.cluster.node_process import HostError, private_folder, write_private
+from rlplat.cluster.node_process import HostError, numbered_folder, private_folder, write_private
 
 MAX_LOG_BYTES = 32 << 20
 STOP_GRACE_S = 30.0
@@ -40,8 +40,7 @@ class Jobs:
         """Start the program under a supervisor of its own; the id of the job."""
         private_folder(self._cluster_folder)
         private_folder(self._folder)
-        job_id = self._new_id()
-        folder = self._folder / job_id
+        folder = numbered_folder(self._folder)
         job = {"command": list(command), "workdir": str(workdir), "submitted": time.time()}
         write_private(folder / "job.json", json.dumps(job))
         with open(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log:
@@ -53,18 +52,7 @@ class Jobs:
         job |= {"pid": supervisor.pid, "began": marks.start_time(supervisor.pid)}
         write_private(folder / "job.json", json.dumps(job))
         supervisor.returncode = 0  # it outlives this process, which waits for it nowhere
-        return job_id
-
-    def _new_id(self) -> str:
-        number = 1 + max(
-            (int(path.name) for path in self._folder.iterdir() if path.name.isdigit()), default=0
-        )
-        while True:  # two that submit at once: the folder is whose `mkdir` made it
-            try:
-                (self._folder / str(number)).mkdir(mode=0o700)
-                return str(number)
-            except FileExistsError:
-                number += 1
+        return folder.name
 
     def all(self) -> list[dict[str, Any]]:
         try:

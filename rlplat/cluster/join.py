@@ -29,7 +29,14 @@ from typing import Any
 
 from rlplat.cluster import marks
 from rlplat.cluster.engines import Engine, engine_of
-from rlplat.cluster.node_process import HostError, NodeProcess, NodeStart, private_folder, write_private
+from rlplat.cluster.node_process import (
+    HostError,
+    NodeProcess,
+    NodeStart,
+    filled,
+    private_folder,
+    write_private,
+)
 from rlplat.cluster.settings import ClusterSettings
 from rlplat.cluster.slurm import SEED
 from rlplat.errors import RlplatError, UsageError
@@ -114,12 +121,8 @@ class Task:
             for rank in range(1, self._size):
                 self._wait_for(f"ready-{rank}", f"failed-{rank}")
         places = {"{address}": address, "{token}": str(self._node.token_file)}
-        env = dict(self._cluster.env)
-        for name, text in self._engine.program_env.items():
-            for place, value in places.items():
-                text = text.replace(place, value)
-            env[name] = text
-        return env
+        engine = {name: filled(text, places) for name, text in self._engine.program_env.items()}
+        return {**self._cluster.env, **engine}
 
     def _run_program(self, env: Mapping[str, str]) -> int:
         command = [argument.replace(SEED, str(self._seed())) for argument in self._command]

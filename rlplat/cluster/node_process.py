@@ -58,6 +58,17 @@ def private_folder(path: Path) -> Path:
     return path
 
 
+def numbered_folder(parent: Path) -> Path:
+    """The next of `1`, `2`, ..., made for this user alone."""
+    number = 1 + max((int(path.name) for path in parent.iterdir() if path.name.isdigit()), default=0)
+    while True:  # of two that want one at once, it is that one's whose `mkdir` made it
+        try:
+            (parent / str(number)).mkdir(mode=0o700)
+            return parent / str(number)
+        except FileExistsError:
+            number += 1
+
+
 def write_private(path: Path, text: str) -> None:
     """The whole file or none of it, readable by this user alone."""
     handle, name = tempfile.mkstemp(dir=path.parent)  # 0600
@@ -92,7 +103,7 @@ class NodeProcess:
         environment = {
             **os.environ,
             **env,
-            **{name: _filled(text, places) for name, text in start.env.items()},
+            **{name: filled(text, places) for name, text in start.env.items()},
         }
         environment[marks.NODE] = str(self.folder)
         environment.pop(marks.JOB, None)
@@ -100,7 +111,7 @@ class NodeProcess:
         with open(self.log_file, "wb", opener=_private_opener) as log:
             try:
                 process = subprocess.Popen(
-                    [_filled(text, places) for text in start.argv],
+                    [filled(text, places) for text in start.argv],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
                     preexec_fn=marks.ignore_user_signals,
                 )  # fmt: skip
@@ -111,7 +122,7 @@ class NodeProcess:
         self._write(record)
         self._await(process, start, timeout_s)
         if start.address_file is not None:
-            record["address"] = Path(_filled(start.address_file, places)).read_text().strip()
+            record["address"] = Path(filled(start.address_file, places)).read_text().strip()
         self._write(record | {"ready": True})
         return self.look()
 
@@ -166,7 +177,7 @@ class NodeProcess:
         write_private(self.folder / "node.json", json.dumps(record))
 
 
-def _filled(text: str, places: Mapping[str, str]) -> str:
+def filled(text: str, places: Mapping[str, str]) -> str:
     for name, path in places.items():
         text = text.replace(name, path)
     return text

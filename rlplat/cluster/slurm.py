@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlplat.cluster.node_process import private_folder, write_private
+from rlplat.cluster.node_process import numbered_folder, private_folder, write_private
 from rlplat.cluster.settings import ClusterSettings, SlurmSettings
 from rlplat.errors import UsageError
 
@@ -62,7 +62,7 @@ def submit(cluster: ClusterSettings, program: Sequence[str]) -> tuple[str, Path]
     root = private_folder(
         Path(cluster.folder or f"~/.rlplat/clusters/{cluster.title}").expanduser().absolute()
     )
-    folder = _new_folder(private_folder(root / "slurm"))
+    folder = numbered_folder(private_folder(root / "slurm"))
     workdir = Path(cluster.workdir or ".").expanduser().absolute()
     if not workdir.is_dir():
         raise UsageError(f"workdir: {workdir} is not a folder")
@@ -81,13 +81,3 @@ def submit(cluster: ClusterSettings, program: Sequence[str]) -> tuple[str, Path]
     if done.returncode:
         raise UsageError(f"sbatch refused the job: {done.stderr.strip()} (the script: {folder / 'job.sh'})")
     return done.stdout.strip().partition(";")[0], folder
-
-
-def _new_folder(parent: Path) -> Path:
-    number = 1 + sum(1 for _ in parent.iterdir())
-    while True:
-        try:
-            (parent / str(number)).mkdir(mode=0o700)
-            return parent / str(number)
-        except FileExistsError:
-            number += 1

@@ -83,7 +83,7 @@ class TrialCheckpoints:
         for old in directory.iterdir():
             if _IS_OURS.match(old.name) and old.name not in (self._last, before):
                 with suppress(OSError):  # the new one is there; the next save tries this again
-                    _remove(old)
+                    remove(old)
         return self._last
 
     def _encoded(self, state: Any, files: list[Path]) -> Any:
@@ -199,7 +199,7 @@ def _copy_file(source: Path, target: Path) -> FileEntry:
     return [num_bytes, digest.hexdigest()]
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """A directory first loses its name, so that no half of it can be mistaken for a checkpoint; the next writer in
     the directory removes what is left of it."""
     gone = path.with_name(f".removing-{path.name}-{os.getpid()}")

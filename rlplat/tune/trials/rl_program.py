@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from rlplat.rl.run.evaluation_schedule import Evaluations
 from rlplat.rl.run.run_directory import RunDirectory
 from rlplat.rl.run.training_loop import open_run, stop_reason, stop_rules, training_loop
 from rlplat.rl.run.view.progress import Silent
+from rlplat.tune.trials.checkpoints import remove
 from rlplat.tune.trials.program import TrialContext
 from rlplat.tune.trials.rl_config import demand_of, document_of, plan_trial
 
@@ -114,7 +114,7 @@ class RLProgram:
             is_one = _CHECKPOINT.match(old.name) or old.name in self._copies
             if is_one and old.name not in self._kept:
                 with contextlib.suppress(OSError):  # the new one is there; the next save tries this again
-                    _remove(old)
+                    remove(old)
         return name
 
     def _write(self, directory: Path) -> str:
@@ -170,15 +170,7 @@ def _forget_beyond(directory: Path, env_steps: int) -> None:
     for path in list(directory.iterdir()):
         match = _CHECKPOINT.match(path.name)
         if match and int(match[1]) > env_steps:
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """It first loses its name, so that no half of it can be mistaken for a checkpoint."""
-    gone = path.with_name(f".removing-{path.name}")
-    shutil.rmtree(gone, ignore_errors=True)
-    path.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+            remove(path)
 
 
 # ---------------------------------------------------------------- where it runs
