@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.tune.core.exploits import lineage
+from rlplat.tune.core.exploits import schedule_of
 from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
 from rlplat.tune.core.verdicts import Continue, Exploit, Pause, Resume
 from rlplat.tune.schedulers.pbt import PBT, mutated, mutations_of
@@ -348,7 +348,7 @@ def outcome(population: Population) -> list[Any]:
 
 def has_its_lineage(trial: Trial) -> bool:
     """Whether the weights came about as the trial's schedule says."""
-    path, schedule = trial.last["path"], lineage(trial)
+    path, schedule = trial.last["path"], schedule_of(trial)
     planned = [[p["lr"] for begin, p in schedule if begin <= step][-1] for step in range(len(path))]
     return bool(path == planned) and len(path) == trial.progress
 
@@ -454,4 +454,4 @@ def test_the_papers_toy_needs_both_values_in_turns() -> None:
         .experiment.roster.best()[0]
     )
     assert pbt.values[0] > 1.15
-    assert {params["h"] for _, params in lineage(pbt)} == {"(1, 0)", "(0, 1)"}
+    assert {params["h"] for _, params in schedule_of(pbt)} == {"(1, 0)", "(0, 1)"}
