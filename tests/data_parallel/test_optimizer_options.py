@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from rlplat.data_parallel.torch.context import Context
 
 SETTINGS = RankSettings(
     rank=0, world_size=1, full_size=1, num_cpus=1, use_gpu=False, seed=0, hang_timeout_s=1,
-    options=asdict(TorchOptions()),
+    options=TorchOptions().model_dump(),
 )  # fmt: skip
 CONFIG: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 
