@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.optimize import check_grad
 
 from rlplat.errors import ConfigError
-from rlplat.tune.core.exploits import lineage
+from rlplat.tune.core.exploits import schedule_of
 from rlplat.tune.core.trial import Trial, TrialState
 from rlplat.tune.schedulers.pb2 import (
     JITTER,
@@ -180,7 +180,7 @@ def test_it_follows_a_moving_optimum_and_mixes_with_choices() -> None:
     best = population.experiment.roster.best()[0]
     best_fixed = 20 - sum((0.5 - (0.2 + 0.6 * step / 20)) ** 2 for step in range(20))
     assert best.values[0] > best_fixed
-    late = [params["x"] for progress, params in lineage(best) if progress >= 12]
+    late = [params["x"] for progress, params in schedule_of(best) if progress >= 12]
     assert late and max(late) > 0.6
     for trial in population.trials:
         assert 1e-4 <= trial.params["unused"] < 1.0 and 0 <= trial.params["x"] < 1
