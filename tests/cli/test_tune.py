@@ -370,7 +370,7 @@ BAD = [
      "stop (from --set stop.training_iteration): no metric 'training_iteration' in the first report of trial 0"),
     (["seed.yaml", "--set", "metric=[accuracy, loss]", "mode=max"], "1 mode (max) for 2 metrics (accuracy, loss)"),
     (["seed.yaml", "--set", "searcher=tp"], "no searcher 'tp'; did you mean 'tpe'?"),
-    (["seed.yaml", "--set", "searcher={name: random, gamma: 3}"], "searcher random has no option 'gamma'"),
+    (["seed.yaml", "--set", "searcher={name: random, gamma: 3}"], "searcher random: unknown key 'gamma'"),
     (["seed.yaml", "--set", "scheduler=ahsa"], "unknown trial scheduler 'ahsa'; did you mean 'asha'?"),
     (["seed.yaml", "--set", "scheduler={name: asha, max_progres: 9}"], "did you mean 'max_progress'?"),
     (["seed.yaml", "--set", "scheduler={name: hyperband, max_progress: 9}", "trainable=./my_trial.py:returning"],
