@@ -119,7 +119,7 @@ CASES = [  # others: tests/outsiders/test_onnx_tools.py, which writes files of t
     ("ppo", "box", {"policy": {"squash_actions": True}}),
     ("ppo", "multi", {}),
     ("dqn", "choices", {"noisy": True, "dueling": True, "distributional": "qr"}),
-    ("dqn", "discrete", {"policy": {"core": "lstm", **CORE}, "normalize_observations": True}),
+    ("r2d2", "discrete", {"policy": {"core": "lstm", **CORE}, "normalize_observations": True}),
     ("impala", "dict", {"policy": {"core": "lstm", **CORE}}),
     ("es", "box", {}),
     ("mbpo", "box", {}),

@@ -85,6 +85,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"rollout_length": 8, "num_envs_per_worker": 2, "minibatch_size": 8, "num_epochs": 1},
     "a3c": {"rollout_length": 64, "num_envs_per_worker": 2, "updates_per_report": 1},
     "dqn": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
+    "r2d2": {
+        "num_envs_per_worker": 2,
+        "replay_capacity": 256,
+        "learning_starts": 8,
+        "batch_size": 4,
+        "unroll_length": 4,
+        "burn_in": 0,
+    },
     "sac": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
     "td3": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
     "mbpo": {
@@ -148,7 +156,7 @@ CASES = [
     ("dqn", "discrete", NORMAL),
     ("dqn", "choices", {}),
     ("dqn", "dict", {}),
-    ("dqn", "discrete", {**LSTM, "unroll_length": 4, "burn_in": 0}),
+    ("r2d2", "discrete", LSTM),
     ("es", "discrete", NORMAL),
     ("es", "box", {"normalize_observations": False}),
     ("sac", "box", NORMAL),
