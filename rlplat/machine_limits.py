@@ -1,12 +1,13 @@
 """What this process may use of the machine: CPUs and memory, with the limits of containers (Docker, Kubernetes, SLURM,
-systemd slices). The one reader of control groups, version 1 and 2: a limit counts wherever it stands, at the group
-of this process or at any above it.
+systemd slices), and file descriptors. The one reader of control groups, version 1 and 2: a limit counts wherever it
+stands, at the group of this process or at any above it.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,3 +95,24 @@ def _memory(folder: Path) -> GroupMemory | None:
         if limit < 1 << 60:
             return GroupMemory(max(0, usage - int(stat.get(cache, 0))), limit)
     return None
+
+
+# ---------------------------------------------------------------- file descriptors
+
+
+def raise_file_limit() -> int:
+    """Of this process and of what it starts: the usual soft limit of 1,024 is for other programs. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def has_descriptors(count: int) -> bool:
+    """Whether so many are left: a new one gets the lowest number that is free."""
+    try:
+        number = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    os.close(number)
+    return number + count <= resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -231,7 +231,7 @@ popen = subprocess.Popen
 def broken(command, **options):
     code = '''
 import os
-import rlplat.runtime.node.node as node, rlplat.runtime.worker.main as worker
+import rlplat.runtime.node.node as node, rlplat.runtime.worker.worker as worker
 def main(*args):
     with open({str(log)!r}, "a") as file:
         file.write("start")

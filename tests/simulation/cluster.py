@@ -311,7 +311,7 @@ class Cluster:
             process.start(lambda process: self._worker_main(process, gpu_ids))
 
     def _worker_main(self, process: Process, gpu_ids: tuple[int, ...]) -> None:
-        """As `rlplat.runtime.worker.main.main`."""
+        """As `rlplat.runtime.worker.worker.main`."""
         client = Worker("sim/session", process.name, gpu_ids, system=self.system, interrupts=SimInterrupts)
         self._connect(process, client)
         client.start()

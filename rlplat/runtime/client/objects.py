@@ -16,9 +16,8 @@ import msgspec
 
 from rlplat.errors import NotInitialized, ObjectStoreFull, UsageError
 from rlplat.runtime.client.forked import ForkedViews
-from rlplat.runtime.core.callbacks import Callbacks
 from rlplat.runtime.core.gone import Dead, Gone
-from rlplat.runtime.core.owner.book import Book, Entry, after_death
+from rlplat.runtime.core.owner.book import Book, Callbacks, Entry, after_death
 from rlplat.runtime.core.owner.lineage import Lineage
 from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link

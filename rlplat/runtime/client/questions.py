@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rlplat.runtime.client.objects import Objects
-from rlplat.runtime.core.owner.group_book import GroupBook
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.refs import ObjectRef
@@ -21,7 +20,8 @@ class Questions:
         self._asked: set[int] = set()
         """Requests that somebody waits for the answers of: others come too late."""
         self._answers: dict[int, Any] = {}
-        self._groups = GroupBook()
+        self._waiting: dict[str, dict[int, Value]] = {}
+        """By placement group: which refs of this process have which value once it is there."""
         link.on(messages.Answer, self._on_answer)
         link.on(messages.Cluster, self._on_answer)
         link.on(messages.GroupNews, self._on_group_news)
@@ -84,9 +84,10 @@ class Questions:
             self._objects.collect()
             id = next(self._objects.ids)
             self._objects.book.add(id)
-            ask = self._groups.wait_for(group.id, id, value)
-            if ask is not None:
-                self._link.transport.post(NODE, ask)
+            waiting = self._waiting.setdefault(group.id, {})
+            waiting[id] = value
+            if len(waiting) == 1:
+                self._link.transport.post(NODE, messages.FindGroup(group.id))
                 self._link.loop.send_now()
             return self._objects.new_ref(id)
 
@@ -97,6 +98,6 @@ class Questions:
             self._link.loop.send_now()
 
     def _on_group_news(self, sender: str, message: messages.GroupNews) -> None:
-        for id, value in self._groups.on_news(message).items():
-            self._objects.fill(id, value)
+        for id, value in self._waiting.pop(message.group, {}).items():
+            self._objects.fill(id, value if message.error is None else Value(error=message.error))
         self._link.loop.notify()

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from rlplat.runtime.link import loop
+from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.wire.messages import Inspect, Report
 
 ASKER = "cli-"
@@ -31,6 +32,17 @@ def reply(transport: Any, sender: str, message: Inspect, make: Callable[[], Repo
     report.request = message.request
     report.totals |= {"pid": os.getpid()}
     transport.reply_once(sender, report)
+
+
+def answer_as_node(
+    transport: Transport, sender: str, message: Inspect, view: Callable[[], dict[str, Any]]
+) -> None:
+    """What the node says of itself."""
+
+    def report() -> Report:
+        return stacks(__file__) if message.what == "stacks" else Report(0, totals=view())
+
+    reply(transport, sender, message, report)
 
 
 def stacks(asked_in: str, doing: str = "", coroutines: Iterable[Any] = ()) -> Report:

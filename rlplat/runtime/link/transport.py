@@ -19,9 +19,9 @@ import msgspec
 import zmq
 
 from rlplat.given.say import say
+from rlplat.machine_limits import has_descriptors, raise_file_limit
 from rlplat.runtime.core.gone import Gone
 from rlplat.runtime.link.dropped import Dropped
-from rlplat.runtime.process.descriptors import has_descriptors, raise_file_limit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
 

@@ -24,6 +24,7 @@ from rlplat.runtime.core.scheduler import events
 from rlplat.runtime.core.scheduler.actors import no_such_actor
 from rlplat.runtime.core.scheduler.admission import check_actor, check_bundles, check_count, check_shape
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
+from rlplat.runtime.link.answers import answer_as_node
 from rlplat.runtime.link.dropped import Handler
 from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.link.transport import Transport
@@ -31,7 +32,6 @@ from rlplat.runtime.machine.hardware import visible_gpus
 from rlplat.runtime.machine.session import MARK, kill_marked, remove_session
 from rlplat.runtime.machine.worker_logs import SNAPSHOTS
 from rlplat.runtime.node.processes import Processes
-from rlplat.runtime.node.report import answer_as_node
 from rlplat.runtime.node.watch import Watch
 from rlplat.runtime.process import stacks
 from rlplat.runtime.store.account import remove_files_of

@@ -21,10 +21,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from rlplat.machine_limits import has_descriptors
 from rlplat.runtime.envs.builds import EnvBuilds
 from rlplat.runtime.machine.worker_logs import LogFile
 from rlplat.runtime.node.output import Console, WorkerOutput
-from rlplat.runtime.process.descriptors import has_descriptors
 
 _CLOSE_S = 5.0
 _FIRST_DELAY_S, _MOST_DELAY_S = 0.05, 2.0

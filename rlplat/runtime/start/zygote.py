@@ -56,7 +56,7 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
     import cloudpickle  # noqa: F401  (what every worker needs: shared by fork)
     import numpy  # noqa: F401
 
-    import rlplat.runtime.worker.main  # noqa: F401
+    import rlplat.runtime.worker.worker  # noqa: F401
 
     guard()  # of every worker too
     num_threads = _num_threads()
@@ -205,7 +205,7 @@ def _live(life: dict[str, Any], has_variables: bool = False) -> None:
     seed_from_entropy()
     spec.apply(life["env"], has_variables)
     crash_point("worker_before_hello")
-    from rlplat.runtime.worker.main import main
+    from rlplat.runtime.worker.worker import main
 
     main(life["session"], life["worker"], tuple(life["gpu_ids"]), life["env"], life["folder"])
 

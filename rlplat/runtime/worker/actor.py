@@ -7,14 +7,13 @@ from typing import Any
 
 from rlplat.given.say import say, write
 from rlplat.runtime.client.objects import Objects
-from rlplat.runtime.core.reply_window import Kept
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.process.spans import Spans
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.values import ErrorInfo, Value
 from rlplat.runtime.worker.arguments import Arguments
-from rlplat.runtime.worker.exactly_once import ExactlyOnce
+from rlplat.runtime.worker.exactly_once import ExactlyOnce, Kept
 from rlplat.runtime.worker.outflow import Outflows
 from rlplat.runtime.worker.replies import Replies
 

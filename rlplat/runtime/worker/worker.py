@@ -9,17 +9,22 @@ cancels and deaths, lends its CPUs while it waits, and takes its leave.
 from __future__ import annotations
 
 import atexit
+import os
 import re
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rlplat.errors import Deadlock, GetTimeout, UsageError
 from rlplat.given.say import flush
+from rlplat.runtime import refs
 from rlplat.runtime.client.client import Client
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.loop import Patience
 from rlplat.runtime.link.system import SYSTEM, System
+from rlplat.runtime.machine.worker_logs import SNAPSHOTS
+from rlplat.runtime.process import stacks
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.process.spans import Span
 from rlplat.runtime.refs import ObjectRef
@@ -398,3 +403,19 @@ class Worker(Client):
                 "when this call is done: call the method directly (self.method()), return the ref, or create the actor "
                 "with max_concurrency=2 or async methods"
             )
+
+
+def main(
+    session: str, client_id: str, gpu_ids: tuple[int, ...], runtime_env: dict[str, Any], folder: str
+) -> None:
+    """The life of a worker process (already forked, with its log as stdout and stderr)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    worker = Worker(session, client_id, gpu_ids)
+    atexit._clear()  # what the zygote has imported registered its handlers for the zygote
+    worker.use_runtime_env(runtime_env, os.path.join(folder, SNAPSHOTS))
+    refs.set_backend(worker)
+    stacks.arm()
+    worker.interrupts.install()
+    worker.start()
+    worker.run()
+    worker.leave()

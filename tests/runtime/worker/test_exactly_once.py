@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplat.runtime.core.reply_window import Kept, Window
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.wire.codec import OUT_OF_BAND_BYTES
 from rlplat.runtime.wire.values import ErrorInfo
-from rlplat.runtime.worker.exactly_once import HOLD_REPLIES, HOLD_S, ExactlyOnce
+from rlplat.runtime.worker.exactly_once import HOLD_REPLIES, HOLD_S, ExactlyOnce, Kept, Window
 
 
 def test_a_call_that_ran_is_answered_from_the_window_and_each_caller_has_its_own() -> None:

@@ -21,8 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlplat.runtime.core.scheduler.events import ActorEnded, ActorRequested, Tell
-from rlplat.runtime.core.scheduler.turns import Turn
+from rlplat.runtime.core.scheduler.events import ActorEnded, ActorRequested, Tell, Turn
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.values import ActorInfo, ErrorInfo, Shape
 

@@ -6,10 +6,16 @@ The books and the judgement are those of `actors`, processes come from `placing`
 from __future__ import annotations
 
 from rlplat.runtime.core.scheduler.actors import ActorEntry, Actors, name_is_taken
-from rlplat.runtime.core.scheduler.events import ActorEnded, ActorRequested, ActorSought, StopWorker, Tell
+from rlplat.runtime.core.scheduler.events import (
+    ActorEnded,
+    ActorRequested,
+    ActorSought,
+    StopWorker,
+    Tell,
+    Turn,
+)
 from rlplat.runtime.core.scheduler.placing import Placing
 from rlplat.runtime.core.scheduler.queues import Request
-from rlplat.runtime.core.scheduler.turns import Turn
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.values import ErrorInfo
 

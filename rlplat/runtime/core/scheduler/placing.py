@@ -17,12 +17,12 @@ from rlplat.runtime.core.scheduler.events import (
     StartWorker,
     StopWorker,
     Tell,
+    Turn,
     Warn,
 )
 from rlplat.runtime.core.scheduler.groups import Group, Groups
 from rlplat.runtime.core.scheduler.nodes import FitIndex, Node, Placement, Pool, Worker, could_ever_fit
 from rlplat.runtime.core.scheduler.queues import Queue, Request, first_that_fits
-from rlplat.runtime.core.scheduler.turns import Turn
 from rlplat.runtime.wire.messages import Granted, GroupNews, LeasesRefused, Placed
 from rlplat.runtime.wire.values import ErrorInfo, Shape
 

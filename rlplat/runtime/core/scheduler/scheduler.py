@@ -47,6 +47,7 @@ from rlplat.runtime.core.scheduler.events import (
     Tell,
     TellDied,
     Tick,
+    Turn,
     Warn,
     WorkerBlocked,
     WorkerLost,
@@ -58,7 +59,6 @@ from rlplat.runtime.core.scheduler.lives import ActorLives
 from rlplat.runtime.core.scheduler.nodes import Placement, Worker
 from rlplat.runtime.core.scheduler.placing import Placing
 from rlplat.runtime.core.scheduler.queues import Queue, Request
-from rlplat.runtime.core.scheduler.turns import Turn
 from rlplat.runtime.core.scheduler.views import InUse
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.values import ErrorInfo, GroupState, NodeState, Place, Shape
