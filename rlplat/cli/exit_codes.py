@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 
 from rlplat.cli.output import only_json
-from rlplat.errors import RlplatError, TaskError, UsageError
+from rlplat.errors import MissingExtra, RlplatError, TaskError, UsageError
 from rlplat.given.folding import for_stream
 from rlplat.given.spelling import spelled
+
+INSTALL = "RLPLAT_INSTALL"
+"""The variable in which a script that starts `rlplat` names the script that installs extras."""
+_TRIED = "RLPLAT_INSTALLED"
+"""The extra that was installed, before the command began again."""
 
 
 def run_and_report(
@@ -45,6 +51,8 @@ def run_and_report(
     except BrokenPipeError:
         raise
     except Exception as error:
+        if is_program:
+            _install_what_is_missing(error)
         if debug:
             traceback.print_exc()
         else:
@@ -52,9 +60,28 @@ def run_and_report(
         return 2 if is_usage_error(error) else 1
 
 
+def _causes(error: BaseException) -> tuple[BaseException | None, ...]:
+    return error, error.__cause__, getattr(error, "cause", None)
+
+
 def is_usage_error(error: BaseException) -> bool:
-    causes = (error, error.__cause__, getattr(error, "cause", None))
-    return any(isinstance(cause, UsageError) for cause in causes)
+    return any(isinstance(cause, UsageError) for cause in _causes(error))
+
+
+def _install_what_is_missing(error: BaseException) -> None:
+    """Where a script of a checkout has started this program: install the extra, once, and begin again in its place."""
+    missing = next((cause for cause in _causes(error) if isinstance(cause, MissingExtra)), None)
+    script = os.environ.get(INSTALL)
+    if missing is None or not script or os.environ.get(_TRIED) == missing.extra:
+        return
+    print(f"rlplat: {missing.needed_by} needs {missing.package}; it is installed now, once", file=sys.stderr)
+    if subprocess.run([script, missing.extra]).returncode == 0:
+        import rlplat
+
+        rlplat.shutdown()
+        sys.stdout.flush()
+        os.environ[_TRIED] = missing.extra
+        os.execv(sys.executable, [sys.executable, "-m", "rlplat.cli", *sys.argv[1:]])
 
 
 def message_of(error: BaseException) -> str:
