@@ -65,7 +65,8 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     Numpy arrays of 64 KiB and more are read-only views of shared memory (copy them to write); smaller ones are copies.
     Large torch tensors are views too, of memory that is copied when written: changes stay in this value alone.
     timeout: seconds; then `GetTimeout`, which says what is being waited for.
-    Raises what the task raised: an exception that is both `TaskError` and the user's own class.
+    Raises what the task raised: an exception that is both `TaskError` and the user's own class. Of a list that is the
+    first error in time, whatever the other values wait for; of those that have failed already the first in the list.
     """
     if isinstance(refs, ObjectRef):
         return connected().get([refs], timeout)[0]

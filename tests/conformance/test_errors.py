@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -166,22 +167,74 @@ def test_an_error_travels_through_nested_tasks(backend: str) -> None:
 
 
 def test_get_of_a_list_raises_the_error_of_the_first_in_the_list(backend: str) -> None:
-    """Also when another fails before it."""
+    """Of those that have failed already, and when the values before it are there."""
 
     @rlplat.remote
     def maybe(x: int) -> int:
         if x % 2:
-            time.sleep(0.5 if x == 1 else 0)
             raise ValueError(f"odd {x}")
         return x
 
+    refs = [maybe.remote(i) for i in range(6)]
+    rlplat.wait(refs, num_returns=6)
     with pytest.raises(ValueError, match="odd 1"):
-        rlplat.get([maybe.remote(i) for i in range(4)])
+        rlplat.get(refs)
+    with pytest.raises(ValueError, match="odd 5"):
+        rlplat.get(refs[::-1])
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.is_open = asyncio.Event()
+
+    async def passed(self, error: str = "") -> None:
+        await self.is_open.wait()
+        if error:
+            raise ValueError(error)
+
+    async def open(self) -> None:
+        self.is_open.set()
+
+
+def test_get_of_a_list_raises_the_first_error_in_time(backend: str) -> None:
+    """What is before it in the list may never come."""
+    if backend == "inproc":
+        pytest.skip("tasks run when they are called there")
+
+    @rlplat.remote
+    def fails() -> None:
+        raise ValueError("soon")
+
+    @rlplat.remote
+    def opens(gate: Any) -> None:
+        rlplat.get(gate.open.remote())
+
+    @rlplat.remote(num_cpus=0)
+    def of_another(waits: list[Any], late: list[Any]) -> list[str]:
+        """The same of refs that another process owns."""
+        said = []
+        mine = [gate.passed.remote()]
+        for refs in ([*waits, *late], [*mine, *late]):
+            try:
+                rlplat.get(refs)
+            except ValueError as error:
+                said.append(str(error))
+        return said
+
+    gate, late = (rlplat.remote(Gate).options(num_cpus=0).remote() for _ in range(2))
+    never = gate.passed.remote()
+    with pytest.raises(ValueError, match="soon"):
+        rlplat.get([never, fails.remote()], timeout=60)
+    with pytest.raises(ValueError, match="late"):
+        rlplat.get([never, late.passed.remote("late"), opens.remote(late), never], timeout=60)
+    own, others = rlplat.get(of_another.remote([never], [late.passed.remote("late")]), timeout=60)
+    assert "late" in own and "late" in others
+    assert rlplat.wait([never], timeout=0)[0] == []
 
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_an_error_after_seconds_does_not_wait_for_what_is_behind_it(backend: str) -> None:
+def test_an_error_after_seconds_does_not_wait_for_the_others(backend: str) -> None:
     if backend == "inproc":
         pytest.skip("tasks run when they are called there")
 
@@ -194,10 +247,11 @@ def test_an_error_after_seconds_does_not_wait_for_what_is_behind_it(backend: str
     def goes_on() -> None:
         time.sleep(20.0)
 
-    behind = goes_on.remote()
+    other = goes_on.remote()
+    late = fails.remote()
     with pytest.raises(ValueError, match="late"):
-        rlplat.get([fails.remote(), behind])
-    assert rlplat.wait([behind], timeout=0)[0] == []
+        rlplat.get([other, late, other])
+    assert rlplat.wait([other], timeout=0)[0] == []
 
 
 def test_rlplats_own_errors_keep_their_class(backend: str) -> None:

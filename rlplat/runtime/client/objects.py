@@ -57,6 +57,8 @@ class Objects:
         """Processes that died."""
         self.borrows: dict[Key, Borrow] = {}
         self.lineage = Lineage()
+        self.num_errors = 0
+        """Values that were errors, of ours and of others: who waits for many looks again when one more has come."""
         self._link, self._loop, self._transport = link, link.loop, link.transport
         self.store = Store(link.session, link.client_id, link.lock)
         self._room = Room(link, self.store, self.dead, self.collect)
@@ -292,6 +294,7 @@ class Objects:
         """The value of one of our entries has come, from `sender`. `inner`: refs in it, when this process has made it
         itself."""
         entry = self.book.fill(id, value, self.receive(value.refs, sender) if inner is None else inner)
+        self.num_errors += value.error is not None
         if value.segment is not None:
             if (
                 entry is None
@@ -333,6 +336,7 @@ class Objects:
             borrow.was_asked = True
             if owner in self.dead:
                 borrow.value = Value(error=_owner_died(owner, id, self.dead.reason(owner)))
+                self.num_errors += 1
             else:
                 self._transport.post(owner, messages.Fetch(id))
 
@@ -406,6 +410,7 @@ class Objects:
 
     def _settle(self, borrow: Borrow, value: Value, inner: Any = None) -> None:
         borrow.value, borrow.inner = value, inner
+        self.num_errors += value.error is not None
         if borrow.callbacks:
             callbacks, borrow.callbacks = borrow.callbacks, None
             self._callbacks.run(partial(callback, value) for callback in callbacks)

@@ -36,11 +36,12 @@ class Reader:
         me, entries, unpack = self._link.client_id, self._objects.book.entries, codec.unpack
         deadline = None if timeout is None else self._link.clock() + timeout
         values: list[Any] = []
+        seen = -1 if self._objects.borrows else 0
         for index, ref in enumerate(refs):
             entry = entries.get(ref.id) if ref.owner == me else None
             value = None if entry is None else entry.value
             if value is None:
-                value = self._await_value(refs, index, deadline, timeout)
+                value, seen = self._await_value(refs, index, seen, deadline, timeout)
             if value.segment is None and value.error is None:
                 values.append(unpack(value.data))
             else:
@@ -55,25 +56,41 @@ class Reader:
         )
 
     def _await_value(
-        self, refs: Sequence[ObjectRef], index: int, deadline: float | None, timeout_s: float | None
-    ) -> Value:
-        """The value of `refs[index]`; the owners of those behind it are asked for theirs meanwhile."""
+        self,
+        refs: Sequence[ObjectRef],
+        index: int,
+        seen: int,
+        deadline: float | None,
+        timeout_s: float | None,
+    ) -> tuple[Value, int]:
+        """The value of `refs[index]`, or the error of one behind it that is there sooner.
+
+        `seen`: how many errors this process had when those behind were last looked at, which asks their owners for
+        them (-1: never). What comes back with the value.
+        """
+        objects, found = self._objects, None
+
+        def is_done() -> bool:
+            nonlocal found, seen
+            found = holder.value
+            if found is None and seen != objects.num_errors:
+                seen = objects.num_errors
+                behind = (objects.holder(ref).value for ref in refs[index + 1 :])
+                found = next((value for value in behind if value and value.error), None)
+            return found is not None
+
         with self._link.lock:
-            holder = self._objects.holder(refs[index])
-            if holder.value is None:
-                if refs[index].owner != self._link.client_id:
-                    for ref in refs[index + 1 :]:
-                        self._objects.holder(ref)
+            holder = objects.holder(refs[index])
+            if not is_done():
                 left = None if deadline is None else max(0.0, deadline - self._link.clock())
                 try:
-                    self._link.wait_until(lambda: holder.value is not None, left, "", refs[index])
+                    self._link.wait_until(is_done, left, "", refs[index])
                 except GetTimeout:
                     rest = refs[index:]
-                    holders = [self._objects.holder(ref) for ref in rest]
+                    holders = [objects.holder(ref) for ref in rest]
                     raise GetTimeout(self._missing(rest, holders, len(refs), timeout_s)) from None
-            value = holder.value
-            assert value is not None
-            return value
+            assert found is not None
+            return found, seen
 
     def _missing(
         self, refs: Sequence[ObjectRef], holders: Sequence[Any], num_refs: int, timeout_s: float | None
