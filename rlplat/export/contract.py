@@ -23,37 +23,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
+from rlplat.acting import MASK, ActingInputs, Keys, Leaf
 from rlplat.errors import CheckpointError
 
 VERSION = 1
 """Of the contract; a reader refuses files of a later one."""
-MASK, STATE_IN, STARTS, NOISE, STATE_OUT = "action_mask", "state_in", "starts", "noise", "state_out"
+STATE_IN, STARTS, NOISE, STATE_OUT = "state_in", "starts", "noise", "state_out"
 POLICY_ACTION = "policy_action"
-
-Keys = tuple[str | int, ...]
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One array of the environment's observation or action, without its rows."""
-
-    path: str
-    """Of the keys; empty where there is one array."""
-    keys: Keys
-    """From the outside in: observation[keys[0]][keys[1]]..."""
-    kind: str
-    """vector, image, discrete, multi_discrete or multi_binary; of actions also box."""
-    shape: tuple[int, ...]
-    dtype: str
-    nvec: tuple[int, ...] = ()
-    """Discrete kinds, flattened: the number of choices of each entry."""
-    start: tuple[int, ...] = ()
-    """Discrete kinds, flattened: what the environment counts from."""
-
-    def name(self, prefix: str) -> str:
-        return f"{prefix}/{self.path}" if self.path else prefix
 
 
 @dataclass(frozen=True)
@@ -71,6 +50,10 @@ class Contract:
     noise_size: int = 0
     """K; 0: `action` is the greedy one always."""
     version: int = field(default=VERSION)
+
+    @cached_property
+    def inputs(self) -> ActingInputs:
+        return ActingInputs(self.obs, self.mask_groups, self.mask_is_observed, "policy")
 
     @property
     def input_names(self) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.export.contract import MASK, NOISE, STARTS, STATE_IN, Contract, Leaf
+from rlplat.acting import MASK, Leaf
+from rlplat.export.contract import NOISE, STARTS, STATE_IN, Contract
 from rlplat.rl.envs.gym_spaces import obs_parts
 
 WIDEST = 10.0

@@ -11,10 +11,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from rlplat.errors import BadObservation
-from rlplat.export.contract import MASK, NOISE, STARTS, STATE_IN, STATE_OUT, Contract, Leaf, nested
+from rlplat.acting import MASK
+from rlplat.export.contract import NOISE, STARTS, STATE_IN, STATE_OUT, Contract, nested
 from rlplat.export.model_file import CONTRACT, ExportedModel
-from rlplat.given.box_values import box_values
 
 
 class ExportedPolicy(ExportedModel):
@@ -80,37 +79,15 @@ class ExportedPolicy(ExportedModel):
         if ended is None:
             self._state = self.initial_state(0)
             return
-        ended = np.atleast_1d(np.asarray(ended, np.bool_))
-        if len(self._state) and ended.shape != (len(self._state),):
-            raise BadObservation(
-                f"ended has shape {ended.shape}, but the policy acts for {len(self._state)}: expected bool"
-                f"[{len(self._state)}]"
-            )
+        starts = self.contract.inputs.ended(ended, len(self._state))
         if len(self._state):
-            self._state = np.where(ended[:, None], np.float32(0.0), self._state)
+            self._state = np.where(starts[:, None], np.float32(0.0), self._state)
 
     def read(self, obs: Any, mask: Any = None) -> tuple[dict[str, np.ndarray], bool]:
         """(the inputs obs and action_mask [N, ...], whether `obs` was a batch); of one observation N is 1."""
-        contract = self.contract
-        feeds: dict[str, np.ndarray] = {}
-        is_batch, num_rows, first = False, 1, ""
-        for leaf in contract.obs:
-            array, has_rows = _read_leaf(leaf, obs)
-            rows = len(array) if has_rows else 1
-            if feeds and (has_rows, rows) != (is_batch, num_rows):
-                raise BadObservation(
-                    f"{_name(leaf.keys)} has shape {array.shape}, but {first}; all parts are of one observation, or of "
-                    "equally many"
-                )
-            if not feeds:
-                is_batch, num_rows = has_rows, rows
-                first = f"{_name(leaf.keys)} has shape {array.shape}"
-            feeds[leaf.name("obs")] = array.reshape(num_rows, *leaf.shape)
-        if mask is None and contract.mask_is_observed and isinstance(obs, dict):
-            mask = obs.get(MASK)
-        if contract.mask_groups or mask is not None:
-            feeds[MASK] = self._mask(mask, num_rows, is_batch)
-        return feeds, is_batch
+        arrays, masks, is_batch = self.contract.inputs.read(obs, mask)
+        feeds = {leaf.name("obs"): array for leaf, array in zip(self.contract.obs, arrays, strict=True)}
+        return feeds if masks is None else feeds | {MASK: masks}, is_batch
 
     def actions(self, outputs: dict[str, np.ndarray], is_batch: bool, *, greedy: bool = True) -> Any:
         """Those of `run` in the structure that the environment takes; of one observation without rows."""
@@ -130,53 +107,10 @@ class ExportedPolicy(ExportedModel):
         return generator.standard_normal(shape, dtype=np.float32)
 
     def _state_in(self, state: Any, num_rows: int, is_batch: bool) -> np.ndarray:
-        if state is None:
-            if len(self._state) not in (0, num_rows):
-                raise BadObservation(
-                    f"{num_rows} observations, but this recurrent policy remembers {len(self._state)}: call "
-                    "policy.reset() where new episodes begin, or pass state="
-                )
-            return self._state if len(self._state) else self.initial_state(num_rows)
-        array = np.asarray(state, np.float32)
-        expected = (num_rows, self.state_size) if is_batch else (self.state_size,)
-        if array.shape != expected:
-            raise BadObservation(
-                f"state has shape {array.shape}; expected {expected}: begin with policy.initial_state("
-                f"{num_rows if is_batch else ''})"
-            )
-        return array.reshape(num_rows, self.state_size)
-
-    def _mask(self, mask: Any, num_rows: int, is_batch: bool) -> np.ndarray:
-        groups = self.contract.mask_groups
-        size = sum(groups)
-        if not groups:
-            raise BadObservation("mask= is given, but this policy was trained without action masks; omit it")
-        expected = (
-            f"bool[{size}] for one observation, or bool[N, {size}] for N, True where an action is legal"
-        )
-        if mask is None:
-            raise BadObservation(
-                f"the action mask is missing that this policy was trained with: mask=, {expected}"
-            )
-        try:
-            array = np.asarray(mask)
-        except ValueError:  # one array for each choice
-            array = np.concatenate([np.asarray(each) for each in mask], axis=-1)
-        if array.dtype.kind not in "biuf" or array.shape != ((num_rows, size) if is_batch else (size,)):
-            raise BadObservation(
-                f"the action mask has shape {array.shape} and dtype {array.dtype}; expected {expected}"
-                + (f" (here N = {num_rows})" if is_batch else "")
-            )
-        rows = array.reshape(num_rows, size).astype(np.bool_)
-        is_open = np.logical_or.reduceat(rows, np.cumsum((0, *groups[:-1])), axis=1)
-        if not is_open.all():
-            row, choice = map(int, np.argwhere(~is_open)[0])
-            which = f" of row {row}" if is_batch else ""
-            of_choice = f" for choice {choice}" if len(groups) > 1 else ""
-            raise BadObservation(
-                f"the action mask{which} has no legal action{of_choice}; the episode should have ended"
-            )
-        return rows
+        if state is not None:
+            return self.contract.inputs.state(state, self.state_size, num_rows, is_batch)
+        self.contract.inputs.require_remembered(num_rows, len(self._state))
+        return self._state if len(self._state) else self.initial_state(num_rows)
 
 
 def load(path: str | os.PathLike[str], *, num_threads: int = 1) -> ExportedPolicy:
@@ -185,55 +119,3 @@ def load(path: str | os.PathLike[str], *, num_threads: int = 1) -> ExportedPolic
     CheckpointError for a file that is damaged, foreign, or of a later contract; MissingExtra without onnxruntime.
     """
     return ExportedPolicy(path, num_threads=num_threads)
-
-
-def _read_leaf(leaf: Leaf, obs: Any) -> tuple[np.ndarray, bool]:
-    """(the array in the leaf's dtype, whether it has an axis of rows)"""
-    for depth, key in enumerate(leaf.keys):
-        try:
-            obs = obs[key]
-        except (KeyError, IndexError, TypeError):
-            raise BadObservation(
-                f"{_name(leaf.keys[:depth])} is a {type(obs).__name__} and has no {key!r}"
-            ) from None
-    try:
-        array = np.asarray(obs)
-    except ValueError:
-        raise _mismatch(leaf, "is no array") from None
-    shape, dtype = leaf.shape, np.dtype(leaf.dtype)
-    if array.shape != shape and array.shape[1:] != shape:
-        raise _mismatch(leaf, f"has shape {array.shape}")
-    has_rows = array.ndim == len(shape) + 1
-    if has_rows and not len(array):
-        raise _mismatch(leaf, f"holds no observation at all: its shape is {array.shape}")
-    if leaf.kind in ("vector", "image"):
-        try:
-            values = box_values(array, dtype)
-        except ValueError as error:
-            raise _mismatch(leaf, str(error)) from None
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise BadObservation(f"NaN or infinity in {_name(leaf.keys)}")
-        return values, has_rows
-    if array.dtype.kind not in "biu":
-        raise _mismatch(leaf, f"has dtype {array.dtype}")
-    start = np.array(leaf.start or 0).reshape(shape if leaf.nvec else ())
-    top = start + (np.array(leaf.nvec).reshape(shape) if leaf.nvec else 2)
-    wrong = (array < start) | (array >= top)
-    if wrong.any():
-        raise BadObservation(
-            f"{_name(leaf.keys)} is {array[wrong].ravel()[0]}, which is not in its space: from {start.tolist()} to "
-            f"{(top - 1).tolist()}"
-        )
-    return array.astype(dtype, copy=False), has_rows
-
-
-def _mismatch(leaf: Leaf, what: str) -> BadObservation:
-    rest = "".join(f", {size}" for size in leaf.shape)
-    return BadObservation(
-        f"{_name(leaf.keys)} {what}; expected {leaf.dtype}{list(leaf.shape)} for one observation, or "
-        f"{leaf.dtype}[N{rest}] for N"
-    )
-
-
-def _name(keys: tuple[Any, ...]) -> str:
-    return "observation" + "".join(f"[{key!r}]" for key in keys)

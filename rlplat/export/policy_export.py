@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 import rlplat
+from rlplat.acting import Keys, Leaf
 from rlplat.errors import UsageError
 from rlplat.export import golden, onnx_writing
-from rlplat.export.contract import STATE_IN, STATE_OUT, Contract, Keys, Leaf
+from rlplat.export.contract import STATE_IN, STATE_OUT, Contract
 from rlplat.export.examples import ExampleRows, Feeds
 from rlplat.export.exported_policy import ExportedPolicy
 from rlplat.export.model_file import CONTRACT
 from rlplat.export.policy_module import PolicyModule, choice_outputs, run_module
 from rlplat.export.verification import verify
 from rlplat.paths import user_path
-from rlplat.rl.envs.gym_spaces import obs_parts
 from rlplat.rl.run.agent_spaces import AgentSpaces
 from rlplat.rl.run.trained_agent import Agent, load
 from rlplat.rl.spaces import ActionSpec, action_leaves
@@ -74,29 +74,19 @@ def to_onnx(
 
 def contract_of(spaces: AgentSpaces, state_size: int, outputs: tuple[str, ...], noise_size: int) -> Contract:
     """UsageError where a part of the spaces has no place in a contract."""
-    parts = obs_parts(spaces.observation_space)
-    observes_mask = any(part.spec.kind == "mask" for part in parts)
-    obs = []
-    for part in parts:
-        if part.spec.kind == "mask":
-            continue
-        nvec = part.spec.nvec
-        start = np.broadcast_to(np.asarray(part.start, np.int64), len(nvec)) if nvec else ()
-        shape, dtype = tuple(map(int, part.space.shape)), np.dtype(part.space.dtype).name
-        obs.append(
-            Leaf(part.path, _checked(part.keys), part.spec.kind, shape, dtype, nvec, tuple(map(int, start)))
-        )
+    for leaf in spaces.leaves:
+        _checked(leaf.keys)
     action_specs = action_leaves(spaces.spec.action)
     action = [
         _action_leaf(keys, space, spec)
         for (keys, space), spec in zip(_walk(spaces.action_space), action_specs, strict=True)
     ]
     return Contract(
-        obs=tuple(obs),
+        obs=spaces.leaves,
         action=tuple(action),
         outputs=outputs,
         mask_groups=spaces.spec.action.mask_groups if spaces.has_mask else (),
-        mask_is_observed=observes_mask,
+        mask_is_observed=spaces.mask_is_observed,
         state_size=state_size,
         noise_size=noise_size,
     )

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlplat.acting import MASK, Leaf
 from rlplat.errors import UsageError
-from rlplat.export.contract import MASK, NOISE, POLICY_ACTION, STARTS, STATE_IN, Contract, Leaf
+from rlplat.export.contract import NOISE, POLICY_ACTION, STARTS, STATE_IN, Contract
 from rlplat.rl.interfaces import Policy
 from rlplat.rl.policies.bounded_actor import ActionScale, BoundedActor
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy

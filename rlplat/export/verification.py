@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from rlplat.acting import MASK, Keys
 from rlplat.errors import UsageError
-from rlplat.export.contract import MASK, NOISE, STARTS, STATE_IN, STATE_OUT, Keys, nested
+from rlplat.export.contract import NOISE, STARTS, STATE_IN, STATE_OUT, nested
 from rlplat.export.examples import ExampleRows, Feeds
 from rlplat.export.exported_policy import ExportedPolicy
 from rlplat.export.golden import TOLERANCE, difference

@@ -88,22 +88,6 @@ def find_not_finite(obs: Obs) -> tuple[int, str, Array] | None:
     return None
 
 
-def find_no_choice(mask: Array, groups: tuple[int, ...], rows: Array) -> tuple[int, str] | None:
-    """The first row in which a group has no True, and which group that is.
-
-    mask: bool[B, L]; groups: `ActionSpec.mask_groups`; rows: bool[B], where to look.
-    """
-    starts = np.cumsum((0, *groups[:-1]))
-    is_open = np.logical_or.reduceat(mask, starts, axis=1)
-    stuck = rows & ~is_open.all(axis=1)
-    if not stuck.any():
-        return None
-    row = int(np.flatnonzero(stuck)[0])
-    choice = int(np.flatnonzero(~is_open[row])[0])
-    last = starts[choice] + groups[choice] - 1
-    return row, f" for choice {choice} (entries {starts[choice]} to {last})" if len(groups) > 1 else ""
-
-
 def flat_features(obs: Obs, spec: ObsSpec | dict[str, ObsSpec]) -> Array:
     """obs: [N, ...] (or a dict of such) -> float32[N, F] in C order, leaves side by side, choices one-hot."""
     if not isinstance(spec, dict):

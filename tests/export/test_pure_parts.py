@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlplat.acting import Leaf
 from rlplat.errors import CheckpointError
 from rlplat.export import golden, sealing
-from rlplat.export.contract import Contract, Leaf, nested
+from rlplat.export.contract import Contract, nested
 
 CONTRACT = Contract(
     obs=(

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from rlplat.acting import brief, find_no_choice
 from rlplat.errors import EnvError, UsageError
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.algorithm_config import AlgorithmConfig
@@ -37,14 +38,14 @@ from rlplat.rl.envs.gym_spaces import (
 from rlplat.rl.envs.images import StackSeen
 from rlplat.rl.envs.make import is_vector_env, make_single_env, make_vector_env, other_number
 from rlplat.rl.envs.names import EnvSource, resolve_env
-from rlplat.rl.envs.obs_reader import brief, observation_problems
+from rlplat.rl.envs.obs_reader import observation_problems
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
 from rlplat.rl.envs.statistics import holders, told
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.envs.watchdog import EnvHung, Limits, StepWatchdog, too_long
 from rlplat.rl.info_metrics import numbers_of
 from rlplat.rl.interfaces import Obs
-from rlplat.rl.obs_tree import copy_obs, find_no_choice, take_obs
+from rlplat.rl.obs_tree import copy_obs, take_obs
 from rlplat.rl.policies.spec import bounds_advice, said_of_observations
 from rlplat.rl.spaces import MASK, SpaceSpec, obs_leaves
 

@@ -12,13 +12,14 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
+from rlplat.acting import brief
 from rlplat.config import closest
 from rlplat.errors import EnvError
 from rlplat.given.global_random import seed_everything
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.copies import Copies, be
 from rlplat.rl.envs.gym_spaces import action_converter, action_row, batched, flat_space, policy_actions
-from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, as_frames, brief, casts
+from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, as_frames, casts
 from rlplat.rl.envs.state import generator_state, seed_spaces, set_generator
 from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, layers, put_statistics
 from rlplat.rl.info_metrics import GROUP, OF_EPISODES, InfoMetrics, NotANumber

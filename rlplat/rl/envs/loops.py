@@ -21,11 +21,12 @@ from typing import Any, NoReturn
 import numpy as np
 import psutil
 
+from rlplat.acting import brief
 from rlplat.errors import EnvError, RlplatError, UsageError
 from rlplat.given.global_random import seed_everything
 from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.gym_spaces import action_row
-from rlplat.rl.envs.obs_reader import ObsReader, brief, put_row
+from rlplat.rl.envs.obs_reader import ObsReader, put_row
 from rlplat.rl.envs.watchdog import Limits, too_long
 from rlplat.rl.info_metrics import OF_EPISODES, row_of
 from rlplat.rl.interfaces import Array, Obs

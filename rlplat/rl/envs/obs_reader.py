@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rlplat.acting import brief, obs_name
 from rlplat.rl.envs.gym_spaces import ObsPart, obs_parts, space_spec
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.spaces import MASK, ObsSpec, obs_leaves
@@ -275,15 +276,6 @@ def _box_problems(obs: Any, space: Any, name: str) -> list[tuple[str, str]]:
     return found
 
 
-def brief(value: Any) -> str:
-    """A value for a message: short, on one line."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    text = np.array2string(value, threshold=8, precision=6) if isinstance(value, np.ndarray) else repr(value)
-    text = " ".join(text.split())
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
 def _fix(space: Any) -> str:
     if hasattr(space, "nvec"):
         return f"return integers of shape {space.shape}, each at least its start and below start + nvec"
@@ -292,11 +284,6 @@ def _fix(space: Any) -> str:
     if hasattr(space, "n"):
         return f"return np.int8 zeros and ones of shape {space.shape}"
     return "change one of them"
-
-
-def obs_name(keys: tuple[Any, ...]) -> str:
-    """`observation['robot'][0]`"""
-    return "observation" + "".join(f"[{key!r}]" for key in keys)
 
 
 def _index(index: tuple[int, ...]) -> str:

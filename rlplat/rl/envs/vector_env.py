@@ -16,16 +16,17 @@ from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 
+from rlplat.acting import brief, find_no_choice
 from rlplat.errors import EnvError, NonFiniteError, RlplatError, UsageError
 from rlplat.rl.envs.guard import Ask, env_place, is_environments_own
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
-from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, put_row
+from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, put_row
 from rlplat.rl.envs.state import native_state, set_native_state, why_not_saved
 from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, merged, put_statistics
 from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
 from rlplat.rl.info_metrics import GROUP, OF_EPISODES, NotANumber, VectorInfoMetrics
 from rlplat.rl.interfaces import Array, Episode, Obs, Step
-from rlplat.rl.obs_tree import copy_obs, find_no_choice, find_not_finite, map_obs, take_obs, where_rows
+from rlplat.rl.obs_tree import copy_obs, find_not_finite, map_obs, take_obs, where_rows
 from rlplat.rl.seeding import sequence_of
 from rlplat.rl.spaces import MASK, action_leaves
 

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from rlplat.acting import brief
 from rlplat.errors import EnvError, RlplatError
 from rlplat.rl.envs.copies import Copies, be, made_as
 from rlplat.rl.envs.guard import Ask, ask_env
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
-from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, brief, put_row
+from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, put_row
 from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
 from rlplat.rl.info_metrics import GROUP, InfoMetrics, NotANumber, episode_means
 from rlplat.rl.interfaces import Array, Episode, Obs

@@ -21,7 +21,7 @@ import numpy as np
 from rlplat.checkpoints import BEST, WEIGHTS, Checkpoint, latest_valid, load_best
 from rlplat.checkpoints import load as load_checkpoint
 from rlplat.config import closest, layer_from_arguments
-from rlplat.errors import BadObservation, CheckpointError, ConfigError, UsageError
+from rlplat.errors import CheckpointError, ConfigError, UsageError
 from rlplat.paths import user_path
 from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.statistics import Frozen, beside_weights, of_weights, put_statistics
@@ -102,15 +102,12 @@ class Agent:
             policy.seed(_sequence(rng))
         if state is not None:
             kept = policy.core_state
-            policy.core_state = self._checked_state(state, num_rows, is_batch)
+            policy.core_state = self.spaces.inputs.state(state, self.state_size, num_rows, is_batch)
             actions = policy.act(rows, deterministic=greedy).actions
             following, policy.core_state = policy.core_state, kept
             return self.spaces.actions(actions, is_batch), following if is_batch else following[0]
-        if self.state_size and self._num_rows not in (0, num_rows):
-            raise BadObservation(
-                f"{num_rows} observations, but this recurrent agent remembers {self._num_rows}: call agent.reset() "
-                "where new episodes begin, or pass state="
-            )
+        if self.state_size:
+            self.spaces.inputs.require_remembered(num_rows, self._num_rows)
         self._num_rows = num_rows
         return self.spaces.actions(policy.act(rows, deterministic=greedy).actions, is_batch)
 
@@ -137,12 +134,7 @@ class Agent:
             self.policy.core_state = np.zeros((0, self.state_size), np.float32)
             self._num_rows = 0
             return
-        ended = np.atleast_1d(np.asarray(ended, np.bool_))
-        if self._num_rows and ended.shape != (self._num_rows,):
-            raise BadObservation(
-                f"ended has shape {ended.shape}, but the agent acts for {self._num_rows}: expected bool"
-                f"[{self._num_rows}]"
-            )
+        ended = self.spaces.inputs.ended(ended, self._num_rows)
         if self._num_rows:
             self.policy.reset_core(ended)
 
@@ -286,16 +278,6 @@ class Agent:
                 ", ".join(places),
             )
         return policy
-
-    def _checked_state(self, state: Any, num_rows: int, is_batch: bool) -> Array:
-        array = np.asarray(state, np.float32)
-        expected = (num_rows, self.state_size) if is_batch else (self.state_size,)
-        if array.shape != expected:
-            raise BadObservation(
-                f"state has shape {array.shape}; expected {expected}: begin with agent.initial_state("
-                f"{num_rows if is_batch else ''})"
-            )
-        return array.reshape(num_rows, self.state_size)
 
     def _acts_alone(self) -> bool:
         return bool(self.plan.algorithm_class.acts_alone())

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.export.contract import MASK, NOISE, STARTS, STATE_IN, STATE_OUT, Contract, Keys, Leaf, nested
+from rlplat.acting import MASK, Keys, Leaf
+from rlplat.export.contract import NOISE, STARTS, STATE_IN, STATE_OUT, Contract, nested
 from rlplat.export.exported_policy import ExportedPolicy
 from rlplat.rl.envs.external.spaces_file import make_space
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rlplat.acting import box_values
 from rlplat.errors import BadObservation
 from rlplat.export.contract import Contract
 from rlplat.export.exported_policy import ExportedPolicy
 from rlplat.export.policy_export import contract_of
-from rlplat.given.box_values import box_values
 from rlplat.rl.run.agent_spaces import AgentSpaces
 
 Read = Callable[[gym.Space[Any], Any], np.ndarray]

@@ -322,7 +322,7 @@ TREE = TreeEnv(length=6).reset(seed=0)[0]
         ("box", [[1.0], [1.0, 2.0]], None, "which is no array"),
         ("box", np.array([0, np.nan, 0]), None, "NaN or infinity in observation at index"),
         ("box", OBS, np.ones(4, bool), "trained without action masks"),
-        ("tree", OBS, None, r"has no 'camera'; expected is Dict"),
+        ("tree", OBS, None, r"has no 'camera'; expected: observation\['camera'\] uint8\["),
         (
             "tree",
             {**TREE, "camera": TREE["camera"] / 255},
@@ -333,7 +333,7 @@ TREE = TreeEnv(length=6).reset(seed=0)[0]
             "tree",
             {**TREE, "level": 7},
             None,
-            r"\['level'\] is 7, which is not in its space Discrete\(5, start=2\)",
+            r"\['level'\] is 7, which is not in its space: from 2 to 6",
         ),
         (
             "tree",
@@ -341,7 +341,7 @@ TREE = TreeEnv(length=6).reset(seed=0)[0]
             None,
             r"\['level'\] has shape \(2,\), but .*all parts are of one",
         ),
-        ("tree", {**TREE, "robot": (TREE["robot"][0],)}, None, r"has no 1; expected is"),
+        ("tree", {**TREE, "robot": (TREE["robot"][0],)}, None, r"has no 1; expected: "),
         ("info", np.zeros(1), None, r"mask is missing.*pass mask=, bool\[5\] for one.*bool\[N, 5\]"),
         ("info", np.zeros(1), np.ones(4), r"the action mask has shape \(4,\).*expected bool\[5\]"),
         ("info", np.zeros((3, 1)), np.ones((2, 5)), r"the action mask has shape \(2, 5\).*here N = 3"),
