@@ -158,9 +158,10 @@ class TD3Learner(ContinuousLearner[TD3Config]):
             return figures
 
         # update phi by the deterministic policy gradient
-        actions = nets.actor(batch.features).tanh()
+        features = batch.features.detach()
+        actions = nets.actor(features).tanh()
         with fixed(nets.critics):
-            loss = self.actor_loss(nets.critics.first(torch.cat([batch.features, actions], dim=-1)))
+            loss = self.actor_loss(nets.critics.first(torch.cat([features, actions], dim=-1)))
         actor_norm = nets.descend_actor(loss, learning_rate)
 
         # theta'_i <- tau theta_i + (1 - tau) theta'_i;  phi' <- tau phi + (1 - tau) phi'
@@ -215,4 +216,5 @@ class TD3(ContinuousControl[TD3Config]):
         settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence, num_threads: int = 0
     ) -> Policy:
         """The policy that acts with this algorithm's weights; settings: the config as a dict."""
-        return bounded_actor(settings, spaces, seed, actor=actor_spec(TD3Config.among(settings)))
+        actor = actor_spec(TD3Config.among(settings))
+        return bounded_actor(settings, spaces, seed, actor=actor, num_threads=num_threads)

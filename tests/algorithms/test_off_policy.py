@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -158,6 +159,81 @@ def test_a_checkpoint_of_an_earlier_version_says_what_it_is(runtime: None, algor
         state["learner"] |= {"critics": critics, "target_critics": critics}
         with pytest.raises(CheckpointError, match=r"is of an earlier rlplat.*: --init-from RUN"):
             one.set_state(state)
+
+
+class Spot(gym.Env[Any, Any]):
+    """A bright column in an image says which action pays, episodes are one step. With a side: in a Dict with a number
+    that moves it."""
+
+    action_space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+    def __init__(self, size: int = 8, with_side: bool = False) -> None:
+        image = gym.spaces.Box(0, 255, (size, size, 1), np.uint8)
+        side = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.observation_space: Any = gym.spaces.Dict({"image": image, "side": side}) if with_side else image
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        is_tree = isinstance(self.observation_space, gym.spaces.Dict)
+        image: Any = np.zeros(
+            (self.observation_space["image"] if is_tree else self.observation_space).shape, np.uint8
+        )
+        place = int(self.np_random.integers(len(image)))
+        image[:, place] = 255
+        side = np.float32(self.np_random.choice([-1.0, 1.0]) if is_tree else 0.0)
+        spread = 1.0 if is_tree else 2.0
+        self._best = side + spread * (2.0 * place / (len(image) - 1) - 1.0)
+        return {"image": image, "side": side[None]} if is_tree else image, {}
+
+    def step(self, action: Any) -> Any:
+        reward = -abs(float(action[0]) - float(self._best))
+        return self.reset()[0], reward, True, False, {}
+
+
+PIXELS: dict[str, Any] = {
+    "env": f"{__name__}:Spot",
+    "num_envs_per_worker": 8,
+    "n_step": 1,
+    "discount": 0.5,
+    "learning_starts": 200,
+    "env_steps_per_update": 2,
+    "batch_size": 32,
+    "learning_rate": 1e-3,
+    "random_shift": 0,
+    "learner": {"num_threads": 1},
+    "policy": {"hidden_sizes": [64]},
+    "replay_capacity": 5_000,
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("algorithm, with_side", [(SAC, True), (TD3, False)], ids=["sac, dict", "td3, image"])
+def test_learns_from_images_and_dicts_with_images(runtime: None, algorithm: Any, with_side: bool) -> None:
+    more = {"env_kwargs": {"with_side": with_side}}
+    if algorithm is SAC:
+        more["entropy_coef"] = 0.01
+    with algorithm(algorithm.config_class(**(QUICK | PIXELS | more))) as running:
+        returns = [running.step().episode_return_mean for _ in range(32)]  # of 64 steps each
+        assert running.evaluate(2)
+    assert returns[2] < -0.9 and returns[-1] > -0.7, returns
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TD3])
+def test_with_images_it_resumes_bit_by_bit(runtime: None, algorithm: Any) -> None:
+    more = {"env_kwargs": {"with_side": True}, "random_shift": 2, "learning_starts": 40, "batch_size": 8}
+    config = algorithm.config_class(**(QUICK | PIXELS | more | {"deterministic": True}))
+    assert_resumes(algorithm, config, before=3, after=2)
+
+
+def test_the_cnn_is_trained_by_the_critics_alone(runtime: None) -> None:
+    """It changes where only they learn (TD3 waits with the actor), and is published with the actor."""
+    settings = QUICK | PIXELS | {"policy_delay": 10_000, "learning_starts": 8}
+    with TD3(TD3Config(**settings)) as td3:
+        before = rlplat.get(td3.weights())[1]
+        td3.step()
+        after = rlplat.get(td3.weights())[1]
+    changed = {name for name in before if (before[name] != after[name]).any()}
+    assert "images.0.conv1.weight" in changed and "head.weight" not in changed
 
 
 @pytest.mark.parametrize(

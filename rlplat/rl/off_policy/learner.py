@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig, Width
 from rlplat.rl.interfaces import Obs, UpdateReport, Weights
@@ -124,8 +125,9 @@ class OffPolicyConfig(AlgorithmConfig):
 class ContinuousPolicyConfig(PolicyConfig):
     """The networks, the same sizes for the actor and each critic."""
 
-    encoder: Annotated[Literal["auto", "mlp"], AfterValidator(lambda _: "mlp")] = "mlp"
-    """Observations are taken as numbers side by side."""
+    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "grid_cnn", "impala_cnn"] = "auto"
+    """Of images, which actor and critics share and the critics' loss trains; auto: by size, mlp: none. All else is
+    taken as numbers side by side."""
     hidden_sizes: list[Width] = Field(default=[256, 256], min_length=1)
     """Widths of the layers."""
     activation: Literal["tanh", "relu"] = "relu"
@@ -139,7 +141,7 @@ class ContinuousConfig(OffPolicyConfig):
 
     unused = {
         **OffPolicyConfig.unused,
-        "learner.precision": Unused("MLPs are computed in float32", is_error=True, harmless=("float32",)),
+        "learner.precision": Unused("networks are computed in float32", is_error=True, harmless=("float32",)),
         "policy.core": Unused("transitions are replayed one by one", is_error=True),
         "policy.custom": Unused("the networks are MLPs", is_error=True),
         "policy.share_encoder": Unused("actor and critics have networks of their own"),
@@ -160,6 +162,8 @@ class ContinuousConfig(OffPolicyConfig):
     """Transitions per gradient step."""
     learning_starts: Count = 1_000
     """Env steps before the first gradient step, with actions drawn uniformly between the bounds."""
+    random_shift: int = Field(default=4, ge=0, le=1_000)
+    """Images: pixels by which each is moved at random before a gradient step (DrQ, Kostrikov et al. 2020); 0: none."""
     target_tau: float = Field(default=0.005, gt=0.0, le=1.0)
     """Polyak averaging of target networks: what they take over of the online ones."""
     max_gradient_norm: Norm | None = None
@@ -246,16 +250,14 @@ class ContinuousLearner(OffPolicyLearner[BoundedConfig]):
     """Whether it began with the weights of another run: these act, also before `learning_starts`."""
 
     def minibatches(self, num_updates: int) -> Iterator[Transitions]:
-        """One for each gradient step, as tensors, many of them drawn at once."""
-        size = self.config.batch_size
-        for start in range(0, num_updates, CHUNK):
-            drawn = self.draw(min(CHUNK, num_updates - start) * size)
-            features, next_features = (
-                flat_features(self.obs_statistics.normalize(obs), self.spec.obs)
-                for obs in (drawn.obs, drawn.next_obs)
-            )
+        """One for each gradient step, as tensors; without images many of them are drawn at once."""
+        size, chunk = self.config.batch_size, 1 if self.spec.has_images else CHUNK
+        for start in range(0, num_updates, chunk):
+            drawn = self.draw(min(chunk, num_updates - start) * size).with_obs(self.obs_statistics.normalize)
+            if not self.spec.has_images:
+                drawn = drawn.with_obs(partial(flat_features, spec=self.spec.obs))
             yield from self.trainee.minibatches(
-                features, drawn.actions, drawn.returns, drawn.discounts, next_features
+                drawn.obs, drawn.actions, drawn.returns, drawn.discounts, drawn.next_obs
             )
 
     def draw(self, size: int) -> Minibatch:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from rlplat.errors import ConfigError
+from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import MakePolicy, Weights
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
 from rlplat.rl.normalization import require_normalizable
@@ -90,6 +91,7 @@ class OffPolicy(Algorithm[AnyConfig]):
             num_lanes=max(1, config.num_rollout_workers) * num_columns,
             n_step=config.n_step,
             discount=config.discount,
+            frame_stacks=True,
             hindsight=hindsight_of(config),
         )
 
@@ -127,5 +129,11 @@ def bounded_actor(
     actor: ActorSpec,
     num_threads: int = 0,
 ) -> BoundedActor:
-    """The policy of a config (as a dict) in these spaces; num_threads: of a framework, of which there is none here."""
-    return BoundedActor(policy_spec(settings["policy"], spaces), actor, seed)
+    """The policy of a config (as a dict) in these spaces; in numpy, unless there are images: num_threads is torch's."""
+    spec = policy_spec(settings["policy"], spaces)
+    if not spec.has_images:
+        return BoundedActor(spec, actor, seed)
+    made: BoundedActor = load_class("rlplat.rl.torch.policy:TorchBoundedActor")(
+        spec, actor, seed, num_threads
+    )
+    return made

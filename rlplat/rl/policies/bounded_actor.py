@@ -19,8 +19,8 @@ from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import flat_features
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.numpy_policies import Layer, Stateless, forward, layer, layers
-from rlplat.rl.policies.spec import MANY_NUMBERS, PolicySpec
-from rlplat.rl.spaces import SpaceSpec, obs_leaves
+from rlplat.rl.policies.spec import PolicySpec
+from rlplat.rl.spaces import SpaceSpec
 
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 """Bounds of the log standard deviation of a squashed Gaussian (Haarnoja et al. 2018)."""
@@ -53,18 +53,24 @@ class BoundedActor(Stateless):
         self._layers: list[Layer] = []
         self._scale = ActionScale(spec)
 
-    def set_weights(self, weights: Weights) -> None:
+    def set_network(self, weights: Weights) -> None:
         num_layers = len(self.spec.hidden_sizes)
         self._layers = [*layers(weights, "encoder", num_layers), layer(weights, "head")]
+
+    def set_weights(self, weights: Weights) -> None:
+        self.set_network(weights)
         self._normalize.set_weights(weights)
         if EPSILON in weights:
             self.uniform_share = float(weights[EPSILON][0])
 
+    def outputs(self, obs: Obs) -> Array:
+        """The network's, of observations that are normalised."""
+        return forward(flat_features(obs, self.spec.obs), self._layers, self.spec.activation)
+
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
         """obs: [B, ...] -> actions float32[B, A] within the bounds. `deterministic`: without noise."""
-        features = flat_features(self._normalize(obs), self.spec.obs)
-        outputs = forward(features, self._layers, self.spec.activation)
-        num_rows, A = len(features), self.spec.action.flat_size
+        outputs = self.outputs(self._normalize(obs))
+        num_rows, A = len(outputs), self.spec.action.flat_size
         noise = np.zeros((num_rows, A), np.float32)
         log_probs = np.zeros(num_rows, np.float32)
         if not deterministic:
@@ -117,8 +123,7 @@ class ActionScale:
 
 
 def require_bounded(spaces: SpaceSpec, env: str, algo: str) -> None:
-    """Raises UsageError where actions are not a bounded Box, or observations have images too large for an MLP: it names
-    who takes them."""
+    """Raises UsageError where actions are not a bounded Box: it names who takes them."""
     action, name = spaces.action, algo.upper()
     if action.kind != "box":
         use = "dqn" if action.kind == "discrete" else "ppo"
@@ -131,10 +136,3 @@ def require_bounded(spaces: SpaceSpec, env: str, algo: str) -> None:
             f"{name} scales its actions to their bounds, but {env} has actions {action}; give its Box finite bounds, "
             f"or use PPO: rlplat train --algo ppo --env {shlex.quote(env)}"
         )
-    for path, leaf in obs_leaves(spaces.obs).items():
-        if leaf.kind == "image" and leaf.flat_size > MANY_NUMBERS:
-            where = f" '{path}'" if path else ""
-            raise UsageError(
-                f"{name} takes vectors, but {env} has image observations{where} {leaf}; use PPO: rlplat train "
-                f"--algo ppo --env {shlex.quote(env)}"
-            )

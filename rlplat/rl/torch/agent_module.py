@@ -20,7 +20,7 @@ from rlplat.rl.policies.perturbed_mlp import MLPPolicy, MLPShape
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.action_distributions import ActionDistribution
-from rlplat.rl.torch.continuous_control import Actor, features
+from rlplat.rl.torch.continuous_control import Actor
 from rlplat.rl.torch.encoders import TensorObs
 from rlplat.rl.torch.networks import make_network
 from rlplat.rl.torch.q_network import make_q_network
@@ -76,7 +76,7 @@ class AgentModule(nn.Module):
             assert isinstance(obs, Tensor)
             return obs.float()
         if self.kind == "actor":
-            return features(obs, self.network.spec.obs)  # type: ignore[union-attr, arg-type]
+            return self.network.features(obs)  # type: ignore[operator]
         return _as_floats(obs, self.network.spec)  # type: ignore[arg-type]
 
     def _normalized(self, obs: TensorObs) -> TensorObs:

@@ -1,5 +1,6 @@
-"""The networks of SAC and TD3 on torch: an actor and twin critics, MLPs of features (`obs_tree.flat_features`) and
-actions in (-1, 1), and `ActorAndCritics`, which trains them with what both keep beside."""
+"""The networks of SAC and TD3 on torch: an actor and twin critics, MLPs of features and actions in (-1, 1), and
+`ActorAndCritics`, which trains them with what both keep beside. Features are numbers side by side
+(`obs_tree.flat_features`), and of images what a CNN makes of them, which actor and critics share."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.errors import CheckpointError
-from rlplat.rl.interfaces import Array, Weights
-from rlplat.rl.obs_tree import num_features
+from rlplat.rl.interfaces import Array, Obs, Weights
+from rlplat.rl.obs_tree import map_obs, num_features, take_obs
 from rlplat.rl.policies.bounded_actor import MAX_LOG_STD, MIN_LOG_STD, ActionScale, ActorSpec
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.saved import Saved
-from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.spaces import obs_leaves
 from rlplat.rl.torch.device import linear, resolve_device, use_threads
-from rlplat.rl.torch.encoders import MLPEncoder, TensorObs, leaf_features
+from rlplat.rl.torch.encoders import IMAGE_ENCODERS, MLPEncoder, TensorObs, folded, leaf_features
 from rlplat.rl.torch.optimizers import Adam
 from rlplat.rl.torch.tensor_rows import tensor_on
 from rlplat.rl.torch.weights import weights_of
@@ -37,11 +39,23 @@ class Actor(nn.Module):
     def __init__(self, spec: PolicySpec, actor: ActorSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.encoder = MLPEncoder(num_features(spec.obs), spec)
+        leaves = obs_leaves(spec.obs)
+        images = [IMAGE_ENCODERS[name](leaves[path], torch.float32) for path, name in spec.encoders.items()]
+        self.images = nn.ModuleList(images)
+        self._numbers = {path: leaf for path, leaf in leaves.items() if path not in spec.encoders}
+        self.num_features: int = num_features(self._numbers) + sum(each.num_features for each in images)
+        self.encoder = MLPEncoder(self.num_features, spec)
         self.head = nn.Linear(self.encoder.num_features, actor.num_outputs(spec))
         self._activation = (
             torch.tanh_ if spec.activation == "tanh" else torch.relu_
         )  # in place: less memory to move
+
+    def features(self, obs: TensorObs) -> Tensor:
+        """obs: [N, ...] (or a dict of such) -> float32[N, F]: images through a CNN each, then all else as numbers."""
+        leaves = obs if isinstance(obs, dict) else {"": obs}
+        parts = [image(leaves[path]) for path, image in zip(self.spec.encoders, self.images, strict=True)]
+        parts += [leaf_features(leaves[path], leaf) for path, leaf in self._numbers.items()]
+        return torch.cat(parts, dim=1)
 
     def forward(self, features: Tensor) -> Tensor:
         for layer in self.encoder.layers:
@@ -50,13 +64,19 @@ class Actor(nn.Module):
         return outputs
 
 
-def features(obs: TensorObs, spec: ObsSpec | dict[str, ObsSpec]) -> Tensor:
-    """obs: [N, ...] (or a dict of such) -> float32[N, F], as `obs_tree.flat_features` makes them."""
-    if not isinstance(spec, dict):
-        assert isinstance(obs, Tensor)
-        return leaf_features(obs, spec)
-    assert isinstance(obs, dict)
-    return torch.cat([leaf_features(obs[path], leaf) for path, leaf in spec.items()], dim=1)
+def random_shift(images: Tensor, layout: str, pad: int, generator: torch.Generator) -> Tensor:
+    """Each image moved by up to `pad` pixels up or down, left or right, its border repeated: DrQ's augmentation
+    (Kostrikov et al. 2020, section 4.1). images: [N, *shape] of a layout -> the same (stacks with their frames side by
+    side), as encoders take them."""
+    if layout != "HWC":
+        images = folded(images, layout).permute(0, 2, 3, 1)
+    N, H, W, _ = images.shape
+    moves = torch.randint(-pad, pad + 1, (2, N, 1), generator=generator).to(images.device)
+    rows = (torch.arange(H, device=images.device) + moves[0]).clamp(0, H - 1)  # [N, H]
+    columns = (torch.arange(W, device=images.device) + moves[1]).clamp(0, W - 1)
+    numbers = torch.arange(N, device=images.device)
+    moved = images[numbers[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return moved if layout == "HWC" else moved.permute(0, 3, 1, 2)
 
 
 def squashed_sample(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,9 +99,9 @@ class Critic(nn.Module):
     """float32[N, F + A], features and actions -> float32[N]. Initialised as `nn.Linear` is; weights are [in, out]: the
     gradient of the first layer's, which has few inputs, takes half the time."""
 
-    def __init__(self, spec: PolicySpec) -> None:
+    def __init__(self, spec: PolicySpec, num_features: int) -> None:
         super().__init__()
-        sizes = (num_features(spec.obs) + spec.action.flat_size, *spec.hidden_sizes, 1)
+        sizes = (num_features + spec.action.flat_size, *spec.hidden_sizes, 1)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for num_in, num_out in pairwise(sizes):
             bound = 1.0 / math.sqrt(num_in)
@@ -100,9 +120,9 @@ class Critic(nn.Module):
 class TwinCritic(nn.Module):
     """(features float32[N, F], actions float32[N, A]) -> float32[2, N], the values by two `Critic`s."""
 
-    def __init__(self, spec: PolicySpec) -> None:
+    def __init__(self, spec: PolicySpec, num_features: int) -> None:
         super().__init__()
-        self.first, self.second = Critic(spec), Critic(spec)
+        self.first, self.second = Critic(spec, num_features), Critic(spec, num_features)
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
         inputs = torch.cat([features, actions], dim=-1)
@@ -129,7 +149,7 @@ class Transitions(NamedTuple):
     """A minibatch of N transitions of up to n steps, as tensors."""
 
     features: Tensor
-    """float32[N, F]"""
+    """float32[N, F]; of images with a gradient, that of the critics' loss: the actor's is computed from constants."""
     actions: Tensor
     """float32[N, A] within [-1, 1]"""
     returns: Tensor
@@ -170,22 +190,42 @@ class ActorAndCritics(Saved):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(network_seed)
             self.actor = Actor(spec, actor).to(self.device)
-            self.critics = TwinCritic(spec).to(self.device)
+            self.critics = TwinCritic(spec, self.actor.num_features).to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self._generator = torch.Generator().manual_seed(noise_seed)
         self._scale, self._batch_size, self._tau = ActionScale(spec), config.batch_size, config.target_tau
         self._max_norm = config.max_gradient_norm or math.inf
-        self._actor_adam = Adam(self.actor, epsilon=config.adam_epsilon)
-        self._critic_adam = Adam(self.critics, epsilon=config.adam_epsilon)
+        self._spec, self._pad = spec, config.random_shift
+        acts = nn.ModuleDict({"encoder": self.actor.encoder, "head": self.actor.head})
+        values = nn.ModuleDict({"critics": self.critics, "images": self.actor.images})
+        self._actor_adam = Adam(acts, epsilon=config.adam_epsilon)
+        self._critic_adam = Adam(values if spec.has_images else self.critics, epsilon=config.adam_epsilon)
 
     def minibatches(
-        self, features: Array, actions: Array, returns: Array, discounts: Array, next_features: Array
+        self, obs: Obs, actions: Array, returns: Array, discounts: Array, next_obs: Obs
     ) -> Iterator[Transitions]:
-        """Many transitions, `batch_size` at a time; actions in the environment's units."""
-        columns = (features, self._scale.from_environment(actions), returns, discounts, next_features)
-        tensors = [tensor_on(self.device, column) for column in columns]
-        for parts in zip(*(tensor.split(self._batch_size) for tensor in tensors), strict=True):
-            yield Transitions(*parts)
+        """Many transitions, `batch_size` at a time; actions in the environment's units; obs: without images features
+        already."""
+        tensor = partial(tensor_on, self.device)
+        obs, next_obs = map_obs(tensor, obs), map_obs(tensor, next_obs)
+        columns = [tensor(each) for each in (self._scale.from_environment(actions), returns, discounts)]
+        for start in range(0, len(returns), self._batch_size):
+            rows = slice(start, start + self._batch_size)
+            features = self._features(take_obs(obs, rows))
+            with torch.no_grad():
+                next_features = self._features(take_obs(next_obs, rows))
+            own_actions, own_returns, own_discounts = (column[rows] for column in columns)
+            yield Transitions(features, own_actions, own_returns, own_discounts, next_features)
+
+    def _features(self, obs: Any) -> Tensor:
+        if not self._spec.has_images:
+            assert isinstance(obs, Tensor)
+            return obs
+        moved = dict(obs) if isinstance(obs, dict) else {"": obs}
+        for path in self._spec.encoders if self._pad else ():
+            layout = obs_leaves(self._spec.obs)[path].layout
+            moved[path] = random_shift(moved[path], layout, self._pad, self._generator)
+        return self.actor.features(moved if isinstance(obs, dict) else moved[""])
 
     def noise(self, like: Tensor) -> Tensor:
         """Standard normal numbers float32[N, A], for N rows of actions as `like` has them."""

@@ -34,7 +34,7 @@ def make_encoder(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -
         return TreeEncoder(spec, compute_dtype)
     if "" not in spec.encoders:
         return MLPEncoder(spec.obs.num_features, spec, leaf=spec.obs)
-    return _ENCODERS[spec.encoder](spec.obs, compute_dtype)
+    return IMAGE_ENCODERS[spec.encoder](spec.obs, compute_dtype)
 
 
 class MLPEncoder(nn.Module):
@@ -215,7 +215,9 @@ class TreeEncoder(nn.Module):
         assert isinstance(spec.obs, dict)
         self.leaves = {path: leaf for path, leaf in spec.obs.items() if leaf.kind != "mask"}
         self.image_paths = tuple(spec.encoders)
-        encoders = [_ENCODERS[name](spec.obs[path], compute_dtype) for path, name in spec.encoders.items()]
+        encoders = [
+            IMAGE_ENCODERS[name](spec.obs[path], compute_dtype) for path, name in spec.encoders.items()
+        ]
         self.images = nn.ModuleList(encoders)
         num_numbers = sum(
             leaf.num_features for path, leaf in self.leaves.items() if path not in spec.encoders
@@ -258,7 +260,7 @@ def leaf_features(obs: Tensor, leaf: ObsSpec) -> Tensor:
     return features.flatten(1)
 
 
-_ENCODERS: dict[str, type[NatureCNN | ImpalaCNN]] = {
+IMAGE_ENCODERS: dict[str, type[NatureCNN | ImpalaCNN]] = {
     "nature_cnn": NatureCNN,
     "small_cnn": SmallCNN,
     "grid_cnn": GridCNN,

@@ -1,4 +1,4 @@
-"""`TorchActorCritic`, `TorchQPolicy`: act through torch, on the CPU; for whatever is more than a plain MLP."""
+"""`TorchActorCritic`, `TorchQPolicy`, `TorchBoundedActor`: act on the CPU by torch; for more than plain MLPs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import map_obs, obs_rows
+from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor
 from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.torch.continuous_control import Actor
 from rlplat.rl.torch.device import resolve_precision, use_threads
 from rlplat.rl.torch.encoders import TensorObs
 from rlplat.rl.torch.networks import make_network
@@ -185,6 +187,26 @@ class TorchQPolicy(ActingNetwork):
             tensors: TensorObs = map_obs(_contiguous, self._normalize(obs))
             outputs, state = self._network(tensors, self._state_of(obs))
             return self._network.q_values(outputs).numpy(), state
+
+
+class TorchBoundedActor(BoundedActor):
+    """Of observations with images."""
+
+    def __init__(
+        self, spec: PolicySpec, actor: ActorSpec, seed: np.random.SeedSequence, num_threads: int = 0
+    ) -> None:
+        use_threads(num_threads, spec)
+        super().__init__(spec, actor, seed)
+        self._network = Actor(spec, actor).requires_grad_(False).eval()
+
+    def set_network(self, weights: Weights) -> None:
+        load_weights(self._network, weights)
+
+    def outputs(self, obs: Obs) -> Array:
+        with torch.inference_mode():
+            features = self._network.features(map_obs(_contiguous, obs))
+            outputs: Array = self._network(features).numpy()
+            return outputs
 
 
 def _contiguous(array: Array) -> Tensor:

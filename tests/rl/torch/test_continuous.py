@@ -15,7 +15,8 @@ from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.torch.continuous_control import Actor, TwinCritic, squashed_sample
+from rlplat.rl.torch.continuous_control import Actor, TwinCritic, random_shift, squashed_sample
+from rlplat.rl.torch.policy import TorchBoundedActor
 from rlplat.rl.torch.weights import weights_of
 
 ACTION = ActionSpec("box", shape=(2,), dtype="float32", low=(-2.0, 0.0), high=(2.0, 10.0))
@@ -98,7 +99,7 @@ def test_uniform_actions_while_a_run_warms_up() -> None:
 
 def test_the_twin_critic_is_two_networks() -> None:
     spec = spec_of(TREE)
-    critics = TwinCritic(spec)
+    critics = TwinCritic(spec, num_features(TREE))
     rng = torch.Generator().manual_seed(0)
     features, actions = torch.randn(5, num_features(TREE), generator=rng), torch.rand(5, 2, generator=rng)
     both = critics(features, actions)
@@ -110,3 +111,38 @@ def test_the_twin_critic_is_two_networks() -> None:
             x = torch.relu(x) if index < 2 else x
         torch.testing.assert_close(both[k], x[:, 0])
     assert (both[0] != both[1]).all()
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC", "TCHW"])
+def test_images_are_shifted_as_if_they_were_padded_with_their_border_and_cut_out(layout: str) -> None:
+    """Kostrikov et al. 2020, section 4.1, with torch's own padding."""
+    shapes = {"CHW": (2, 7, 6), "HWC": (7, 6, 2), "TCHW": (2, 1, 7, 6)}
+    images = torch.randint(0, 256, (5, *shapes[layout]), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(3)
+    moves = torch.randint(-4, 5, (2, 5, 1), generator=torch.Generator().manual_seed(3))
+    shifted = random_shift(images, layout, 4, generator)
+    assert shifted.dtype == torch.uint8 and (moves != 0).any() and (moves.abs() <= 4).all()
+    channels_first = images.permute(0, 3, 1, 2) if layout == "HWC" else images.reshape(5, 2, 7, 6)
+    padded = torch.nn.functional.pad(channels_first.float(), (4, 4, 4, 4), mode="replicate")
+    for n in range(5):
+        y, x = 4 + int(moves[0, n]), 4 + int(moves[1, n])
+        found = shifted[n].permute(2, 0, 1) if layout == "HWC" else shifted[n]
+        assert torch.equal(found.float(), padded[n, :, y : y + 7, x : x + 6])
+
+
+def test_an_actor_of_images_acts_in_torch_as_its_network_computes() -> None:
+    obs = {"image": ObsSpec("image", (2, 16, 16), "uint8", "CHW"), "x": ObsSpec("vector", (3,), "float32")}
+    spec = spec_of(obs)
+    torch.manual_seed(0)
+    network = Actor(spec, SQUASHED)
+    policy = TorchBoundedActor(spec, SQUASHED, np.random.SeedSequence(1))
+    policy.set_weights(weights_of(network))
+    rng = np.random.default_rng(0)
+    seen = {
+        "image": rng.integers(0, 256, (4, 2, 16, 16)).astype(np.uint8),
+        "x": rng.normal(size=(4, 3)).astype(np.float32),
+    }
+    with torch.no_grad():
+        features = network.features({path: torch.from_numpy(leaf) for path, leaf in seen.items()})
+        expected = network(features)[:, :2].tanh().numpy() * [2.0, 5.0] + [0.0, 5.0]
+    np.testing.assert_allclose(policy.act(seen, deterministic=True).actions, expected, atol=1e-5)
