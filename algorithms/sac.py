@@ -96,15 +96,14 @@ def actor_loss(q: Tensor, log_probs: Tensor, alpha: float) -> Tensor:
 class EntropyCoefficient:
     """alpha: fixed, or learnt by Adam on -log alpha * (log pi + target_entropy)."""
 
-    def __init__(self, config: SACConfig, num_actions: int) -> None:
+    def __init__(self, config: Any, auto_target: float) -> None:
+        """config: with the settings about entropy; auto_target: what `target_entropy: auto` is."""
         is_learnt = config.entropy_coef == "auto"
         initial = config.initial_entropy_coef if is_learnt else config.entropy_coef
         self._adam = Adam(epsilon=config.adam_epsilon) if is_learnt else None
         self._value = float(initial)
         self._log = {"log_alpha": np.log(np.array([self._value or 1.0], np.float32))}
-        self.target_entropy = (
-            -float(num_actions) if config.target_entropy == "auto" else float(config.target_entropy)
-        )
+        self.target_entropy = auto_target if config.target_entropy == "auto" else float(config.target_entropy)
 
     @property
     def value(self) -> float:
@@ -142,7 +141,7 @@ class SACLearner(ContinuousLearner[SACConfig]):
 
         super().__init__(computation, settings, spec, parameter_server, replay)
         self.trainee = ActorAndCritics(self.config, spec, GAUSSIAN, self.network_seed)
-        self.alpha = EntropyCoefficient(self.config, spec.action.flat_size)
+        self.alpha = EntropyCoefficient(self.config, -float(spec.action.flat_size))
         computation.replace_losses(self)
 
     def learn(self, num_updates: int) -> list[dict[str, float]]:
@@ -171,9 +170,10 @@ class SACLearner(ContinuousLearner[SACConfig]):
             return figures
 
         # phi <- phi - lambda_pi grad J_pi(phi)
-        actions, log_probs = squashed_sample(nets.actor(batch.features), nets.noise(batch.actions))
+        features = batch.features.detach()
+        actions, log_probs = squashed_sample(nets.actor(features), nets.noise(batch.actions))
         with fixed(nets.critics):
-            loss = self.actor_loss(nets.critics(batch.features, actions), log_probs, alpha)
+            loss = self.actor_loss(nets.critics(features, actions), log_probs, alpha)
         actor_norm = nets.descend_actor(loss, learning_rate)
 
         # alpha <- alpha - lambda grad J(alpha)

@@ -135,6 +135,8 @@ ALGORITHMS_ELSEWHERE = {
     "c51": Switches("dqn", {"distributional": "c51"}),
     "qrdqn": Switches("dqn", {"distributional": "qr"}),
     "rainbow": Switches("dqn", _RAINBOW),
+    "sacdiscrete": Switches("discrete_sac", {}),
+    "discretesac": Switches("discrete_sac", {}),
     "ddpg": Switches("td3", {"policy_delay": 1, "target_noise": 0.0}),
     "recurrentppo": Switches("ppo", {"policy.core": "lstm"}),
     "maskableppo": Switches("ppo", {}),

@@ -85,15 +85,15 @@ def test_losses_are_the_papers() -> None:
 
 
 def test_alpha_rises_while_the_entropy_is_below_its_target() -> None:
-    config, spec = make()
-    alpha = EntropyCoefficient(config, spec.action.flat_size)
+    config, _ = make()
+    alpha = EntropyCoefficient(config, -2.0)
     assert alpha.value == 1.0 and alpha.target_entropy == -2.0
     alpha.descend(mean_log_prob=5.0, learning_rate=0.01)  # entropy -5: below -2
     assert alpha.value == pytest.approx(np.exp(0.01), rel=1e-4)  # Adam's first step: the learning rate
     for _ in range(5):
         alpha.descend(mean_log_prob=-3.0, learning_rate=0.01)
     assert alpha.value < np.exp(0.01)
-    fixed = EntropyCoefficient(make(entropy_coef=0.2)[0], 2)
+    fixed = EntropyCoefficient(make(entropy_coef=0.2)[0], -2.0)
     fixed.descend(mean_log_prob=5.0, learning_rate=0.01)
     assert fixed.value == 0.2
 

@@ -18,7 +18,22 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
-from rlplat.algorithms import a3c, alphazero, apex, bc, cql, dqn, es, impala, mbpo, ppo, r2d2, sac, td3
+from rlplat.algorithms import (
+    a3c,
+    alphazero,
+    apex,
+    bc,
+    cql,
+    discrete_sac,
+    dqn,
+    es,
+    impala,
+    mbpo,
+    ppo,
+    r2d2,
+    sac,
+    td3,
+)
 from rlplat.algorithms.other_frameworks import WRITTEN_FOR
 from rlplat.errors import ConfigError
 from rlplat.rl.class_path import load_class
@@ -74,6 +89,12 @@ FILES: dict[str, tuple[Any, str, dict[str, str], dict[str, Any]]] = {
         "SAC",
         {"soft_targets": "soft_targets", "critic_loss": "critic_loss", "actor_loss": "actor_loss"},
         BOUNDED,
+    ),
+    "discrete sac": (
+        discrete_sac,
+        "DiscreteSAC",
+        {each: each for each in ("soft_targets", "critic_loss", "actor_loss")},
+        REPLAY,
     ),
     "td3": (
         td3,

@@ -56,6 +56,7 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.algorithms.alphazero",
         "rlplat.algorithms.apex",
         "rlplat.algorithms.cql",
+        "rlplat.algorithms.discrete_sac",
         "rlplat.algorithms.dqn",
         "rlplat.algorithms.es",
         "rlplat.algorithms.impala",

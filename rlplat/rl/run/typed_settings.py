@@ -118,7 +118,7 @@ class MultiAgentSettings(TypedDict, total=False):
 
 
 class ContinuousPolicySettings(TypedDict, total=False):
-    encoder: Literal["auto", "mlp"]
+    encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "grid_cnn", "impala_cnn"]
     hidden_sizes: Sequence[int]
     activation: Literal["tanh", "relu"]
     share_encoder: Literal["auto"] | bool
@@ -143,26 +143,6 @@ class ModelSettings(TypedDict, total=False):
     validation_share: float
     patience: int
     max_epochs: int
-
-
-class AnyPolicySettings(TypedDict, total=False):
-    encoder: (
-        Literal["auto", "mlp", "nature_cnn", "small_cnn", "grid_cnn", "impala_cnn"]
-        | str
-        | Literal["auto", "mlp"]
-    )
-    hidden_sizes: Sequence[int]
-    activation: Literal["tanh", "relu"]
-    share_encoder: Literal["auto"] | bool
-    orthogonal_init: bool
-    initial_log_std: float
-    rescale_actions: bool
-    squash_actions: bool
-    core: Literal["none", "lstm", "gru", "attention"]
-    core_size: int
-    attention_window: int
-    attention_heads: int
-    custom: Literal[""] | str
 
 
 class CommonSettings(TypedDict, total=False):
@@ -297,6 +277,7 @@ class CQLSettings(CommonSettings, total=False):
     replay_capacity: int
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
+    random_shift: int
     target_tau: float
     entropy_coef: Literal["auto"] | float
     initial_entropy_coef: float
@@ -304,6 +285,27 @@ class CQLSettings(CommonSettings, total=False):
     updates_per_round: int
     conservative_coef: float
     num_sampled_actions: int
+
+
+class DiscreteSACSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    rollout_length: int
+    env_steps_per_update: float
+    batch_size: int
+    learning_starts: int
+    n_step: int
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    normalize_observations: bool
+    replay_capacity: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    target_tau: float
+    entropy_coef: Literal["auto"] | float
+    initial_entropy_coef: float
+    target_entropy: Literal["auto"] | float
 
 
 class DQNSettings(CommonSettings, total=False):
@@ -398,6 +400,7 @@ class MBPOSettings(CommonSettings, total=False):
     replay_capacity: int
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
+    random_shift: int
     target_tau: float
     entropy_coef: Literal["auto"] | float
     initial_entropy_coef: float
@@ -484,6 +487,7 @@ class SACSettings(CommonSettings, total=False):
     replay_capacity: int
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
+    random_shift: int
     target_tau: float
     entropy_coef: Literal["auto"] | float
     initial_entropy_coef: float
@@ -505,6 +509,7 @@ class TD3Settings(CommonSettings, total=False):
     replay_capacity: int
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
+    random_shift: int
     target_tau: float
     exploration_noise: float
     policy_delay: int
@@ -513,7 +518,7 @@ class TD3Settings(CommonSettings, total=False):
 
 
 class AnySettings(CommonSettings, total=False):
-    policy: AnyPolicySettings | PolicyConfig
+    policy: PolicySettings | PolicyConfig
     evaluation: QEvaluationSettings | EvaluationConfig
     value_coef: float
     max_gradient_norm: float | None
@@ -569,6 +574,7 @@ class AnySettings(CommonSettings, total=False):
     updates_per_call: int
     ratio_slack: float
     updates_per_round: int
+    random_shift: int
     initial_entropy_coef: float
     target_entropy: Literal["auto"] | float
     conservative_coef: float
