@@ -82,6 +82,7 @@ def init(
     user_code: a folder that is sent to every machine of a cluster, where workers run in it; a `working_dir` in
         `runtime_env` comes first. On one machine nothing is copied.
     hang_timeout_s: a worker in use that neither answers nor uses CPU time for so long is killed, and counts as dead.
+        When the process that forks workers hangs, the cluster ends (NodeLost).
     memory_usage_threshold: share of the machine's (or cgroup's) memory above which workers are killed, one at a time.
     log_dir: where folders with the output of workers are kept; None: $RLPLAT_LOG_DIR, or a temporary directory.
     log_to_driver: whether the output of workers is shown on this process's stderr as well.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied, WorkerCrashed
+from rlplat.errors import ActorDied, NodeLost, WorkerCrashed
 from tests.faults.programs import eventually, program
 from tests.leak_meter import MARK, marked_processes
 
@@ -65,6 +65,31 @@ def test_native_code_that_holds_the_gil_and_waits_is_hung(watchful_cluster: None
 
     with pytest.raises(WorkerCrashed, match="neither answered nor used any CPU time"):
         rlplat.get(wait.remote(), timeout=30)
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["start", "end"])
+def test_a_stopped_zygote_ends_the_cluster_whether_a_start_or_an_end_is_awaited(
+    capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest, is_killed: bool
+) -> None:
+    request.getfixturevalue("watchful_cluster")  # now: its node's stderr is what `capfd` reads
+
+    @rlplat.remote(num_cpus=0)
+    class Actor:
+        def pid(self) -> int:
+            return os.getpid()
+
+    actor = Actor.remote()
+    pid = rlplat.get(actor.pid.remote())
+    zygote = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])  # its parent
+    os.kill(zygote, signal.SIGSTOP)
+    if is_killed:
+        os.kill(pid, signal.SIGKILL)
+    actors = [actor] if is_killed else [Actor.remote() for _ in range(8)]
+    with pytest.raises(NodeLost):
+        rlplat.get([actor.pid.remote() for actor in actors], timeout=30)
+    said = capfd.readouterr().err
+    assert "the zygote, which starts the workers of this cluster, hung for 1 s" in said
+    assert "it was stopped (SIGSTOP)" in said
 
 
 class Napper:

@@ -206,6 +206,7 @@ class SimNode(Node):
         super().__init__(
             config,
             None,  # type: ignore[arg-type]
+            0,
             [],
             system=cluster.system,
             processes=lambda *_, **hooks: SimProcesses(cluster, **hooks),  # type: ignore[arg-type]

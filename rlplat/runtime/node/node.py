@@ -45,13 +45,15 @@ class Node:
         self,
         config: dict[str, Any],
         orders: socket.socket,
+        zygote: int,
         gpus: list[str],
         *,
         system: System = SYSTEM,
         processes: type[Processes] = Processes,
         watch: type[Watch] = Watch,
     ) -> None:
-        """`gpus`: what CUDA calls them. `processes` start and end the workers, `watch` looks at them."""
+        """`zygote`: its pid. `gpus`: what CUDA calls them. `processes` start and end the workers, `watch` looks at
+        them."""
         session, total = config["session"], config["total"]
         self._session, self._total, self._folder = session, total, config["folder"]
         self._namespace = config.get("namespace", "")
@@ -77,6 +79,7 @@ class Node:
             self._poller.register(descriptor, select.POLLIN)
         self._processes = processes(
             orders,
+            zygote,
             self._poller,
             gpus,
             self._folder,
@@ -116,9 +119,8 @@ class Node:
                     if not os.read(0, 4096):
                         return
                 elif descriptor != self._transport.fd and not self._processes.hear(descriptor):
-                    say(
-                        "the zygote, which starts the workers of this cluster, has ended (was it killed?), so all end"
-                    )
+                    how = self._processes.zygote_end
+                    say(f"the zygote, which starts the workers of this cluster, {how}, so all end")
                     return
 
     # -- messages
@@ -390,10 +392,10 @@ class Node:
         remove_session(self._session)
 
 
-def serve(config: dict[str, Any], orders: socket.socket) -> None:
+def serve(config: dict[str, Any], orders: socket.socket, zygote: int) -> None:
     """The life of a node process (`launch` has forked its zygote). Never returns."""
     stacks.arm()
-    node = Node(config, orders, visible_gpus())
+    node = Node(config, orders, zygote, visible_gpus())
     try:
         node.run()
     except BaseException:  # the driver says that its node is gone; here is why

@@ -10,6 +10,7 @@ run: that is the scheduler's judgement. What is decided here is when to try agai
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -67,6 +68,7 @@ class Processes:
     def __init__(
         self,
         orders: socket.socket,
+        zygote: int,
         poller: select.poll,
         gpus: list[str],
         folder: str,
@@ -79,6 +81,10 @@ class Processes:
         on_env_settled: Callable[[str], None],
     ) -> None:
         self._orders, self._poller, self._gpus = orders, poller, gpus
+        orders.setblocking(False)  # one that is stopped reads nothing
+        self.zygote = zygote
+        self.zygote_end = "has ended (was it killed?)"
+        self._has_zygote_spoken = False
         self.log_folder = os.path.join(folder, "logs")
         self._log_to_driver = log_to_driver
         self._who, self._is_ready, self._ask_to_exit, self._on_lost = who, is_ready, ask_to_exit, on_lost
@@ -114,6 +120,9 @@ class Processes:
             elif now >= self._not_before and (how := self.envs.start_of(start.env)) is not None:
                 try:
                     self._order(start, *how)
+                except BlockingIOError:
+                    self._put_off(now, "the zygote, which forks them, has not taken the orders before")
+                    return
                 except OSError as error:
                     self._put_off(now, _describe_failure(error))
                     return
@@ -189,6 +198,23 @@ class Processes:
         elif worker in self._waiting:
             self._forget_unbegun(worker)
 
+    def ask_zygote(self) -> None:
+        """For a sign of life."""
+        with contextlib.suppress(OSError):  # it has many orders to answer, or its end is to be read
+            self._orders.send(b"\x80")
+
+    def kill_zygote(self, reason: str) -> None:
+        self.zygote_end = reason
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.zygote, signal.SIGKILL)
+
+    @property
+    def waits_for_zygote(self) -> bool:
+        """Whether a worker is to be started, or its end to be told."""
+        return any(
+            p.kill_at is not None or (p.log is not None and not p.pid) for p in self._processes.values()
+        )
+
     def pid(self, worker: str) -> int:
         """0 when it has none: not started yet, or ended."""
         process = self._processes.get(worker)
@@ -226,6 +252,7 @@ class Processes:
             return False
         if not data:
             return False
+        self._has_zygote_spoken = True
         news = msgspec.msgpack.decode(data)
         if "started" in news:
             process = self._processes[news["started"]]
@@ -237,9 +264,14 @@ class Processes:
                 self._kill(news["started"], process)
         elif "refused" in news:
             self._on_refused(news["refused"], news["errno"])
-        else:
+        elif "ended" in news:
             self._on_ended(news["ended"], news["status"])
         return True
+
+    def has_zygote_spoken(self) -> bool:
+        """Since the last call."""
+        has_spoken, self._has_zygote_spoken = self._has_zygote_spoken, False
+        return has_spoken
 
     def _on_refused(self, worker: str, number: int) -> None:
         process = self._processes[worker]

@@ -35,14 +35,15 @@ def main() -> None:
     raise_file_limit()  # the node has two files for each worker; these inherit it, the user's own process does not
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
-    if os.fork():
+    zygote = os.fork()
+    if zygote:
         theirs.close()
         from rlplat.runtime.machine.session import SPILL_LINK, hold
         from rlplat.runtime.node import node
 
         session = config["session"]
         hold(session, os.path.join(session, SPILL_LINK), config["folder"])
-        node.serve(config, ours)
+        node.serve(config, ours, zygote)
     ours.close()
     # stdin and stdout are the driver's pipes: only the node may hold them open.
     null = os.open(os.devnull, os.O_RDWR)
@@ -50,6 +51,6 @@ def main() -> None:
     os.dup2(2, 1)
     if os.getppid() != parent:
         os._exit(1)
-    from rlplat.runtime.start import zygote
+    from rlplat.runtime.start.zygote import run
 
-    zygote.run(theirs, config["session"], config["folder"], config["preload"])
+    run(theirs, config["session"], config["folder"], config["preload"])

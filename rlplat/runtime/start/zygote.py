@@ -89,6 +89,9 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
                 if not data:
                     break
                 order = msgspec.msgpack.decode(data)
+                if not order:  # the node asks for a sign of life
+                    orders.send(data)
+                    continue
                 _fork(orders, wake_read, wake_write, session, folder, order, fds[0], children)
         except (BrokenPipeError, ConnectionResetError):
             break
