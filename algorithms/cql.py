@@ -38,7 +38,6 @@ from rlplat.rl.offline.dataset import read_episodes
 from rlplat.rl.offline.episodes import RecordedTransitions
 from rlplat.rl.offline.ring import NOT_SAMPLED, DataConfig, DataRing, Epochs
 from rlplat.rl.policies.bounded_actor import require_bounded
-from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Coefficient, Count
@@ -46,7 +45,6 @@ from rlplat.section import Coefficient, Count
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import CQLSettings
     from rlplat.rl.torch.continuous_control import Transitions
 
@@ -103,14 +101,8 @@ class CQLLearner(SACLearner):
     config: CQLConfig
     acts_from_start = True
 
-    def __init__(
-        self,
-        computation: Computation,
-        settings: dict[str, Any],
-        spec: PolicySpec,
-        parameter_server: ActorHandle,
-    ) -> None:
-        super().__init__(computation, settings, spec, parameter_server)
+    def __init__(self, computation: Computation, *arguments: Any) -> None:
+        super().__init__(computation, *arguments)
         episodes = read_episodes(self.config.data)
         self._data = RecordedTransitions(episodes, self.config.discount)
         self._epochs = Epochs(len(self._data), self.seeds[1])

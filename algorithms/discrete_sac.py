@@ -40,15 +40,14 @@ from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.off_policy.learner import OffPolicyConfig, OffPolicyLearner
 from rlplat.rl.off_policy.ring import OffPolicy
 from rlplat.rl.policies.make import policy_for
-from rlplat.rl.policies.spec import PolicySpec, QSpec, require_discrete
-from rlplat.rl.replay.buffer import Minibatch, ReplayShape
+from rlplat.rl.policies.spec import QSpec, require_discrete
+from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import DiscreteSACSettings
 
 
@@ -125,14 +124,7 @@ class DiscreteSACLearner(OffPolicyLearner[DiscreteSACConfig]):
         "alpha": "alpha",
     }
 
-    def __init__(
-        self,
-        computation: Computation,
-        settings: dict[str, Any],
-        spec: PolicySpec,
-        parameter_server: ActorHandle,
-        replay: ReplayShape | None = None,
-    ) -> None:
+    def __init__(self, computation: Computation, *arguments: Any) -> None:
         import torch
         from torch import nn
 
@@ -141,7 +133,8 @@ class DiscreteSACLearner(OffPolicyLearner[DiscreteSACConfig]):
         from rlplat.rl.torch.q_network import make_q_network
         from rlplat.rl.torch.trainee import Trainee
 
-        super().__init__(computation, settings, spec, parameter_server, replay)
+        super().__init__(computation, *arguments)
+        spec = self.spec
 
         def adam(network: Any) -> Adam:
             acts = nn.ModuleDict({"encoder": network.actor_encoder, "head": network.actor_head})

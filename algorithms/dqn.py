@@ -61,7 +61,6 @@ from rlplat.section import Count
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import DQNSettings
 
 PRIORITIES = ("prioritized", "priority_alpha")
@@ -352,17 +351,10 @@ class DQNLearner(OffPolicyLearner[DQNConfig]):
 
     saved = {"**": "net"}
 
-    def __init__(
-        self,
-        computation: Computation,
-        settings: dict[str, Any],
-        spec: PolicySpec,
-        parameter_server: ActorHandle,
-        replay: ReplayShape | None = None,
-    ) -> None:
-        super().__init__(computation, settings, spec, parameter_server, replay)
-        framework, q = computation.framework(self.config), QSpec.of(settings)
-        self.net: TorchDQN = computation.net(framework, self.config, spec, q, self.network_seed)
+    def __init__(self, computation: Computation, *arguments: Any) -> None:
+        super().__init__(computation, *arguments)
+        framework, q = computation.framework(self.config), QSpec.of(self.config.model_dump())
+        self.net: TorchDQN = computation.net(framework, self.config, self.spec, q, self.network_seed)
         self.trainee = self.net.trainee
 
     def learn(self, num_updates: int) -> list[dict[str, float]]:

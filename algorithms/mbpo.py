@@ -40,8 +40,7 @@ from rlplat.rl.obs_tree import flat_features
 from rlplat.rl.off_policy.model_rollouts import ModelReplay, branched_rollouts, mixed
 from rlplat.rl.off_policy.ring import Require
 from rlplat.rl.policies.bounded_actor import ActionScale
-from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.replay.buffer import Minibatch, ReplayBuffer, ReplayShape
+from rlplat.rl.replay.buffer import Minibatch, ReplayBuffer
 from rlplat.rl.schedules import Schedule
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import ObsSpec
@@ -49,7 +48,6 @@ from rlplat.rl.unused_settings import Unused
 from rlplat.section import Coefficient, Count, Section, Share, Within
 
 if TYPE_CHECKING:
-    from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import MBPOSettings
 
 
@@ -132,18 +130,11 @@ class MBPOLearner(SACLearner):
     saved = {"model": "model", "fitted_at": "_fitted_at", "model_figures": "_model_figures"}
     config: MBPOConfig
 
-    def __init__(
-        self,
-        computation: Computation,
-        settings: dict[str, Any],
-        spec: PolicySpec,
-        parameter_server: ActorHandle,
-        replay: ReplayShape | None = None,
-    ) -> None:
+    def __init__(self, computation: Computation, *arguments: Any) -> None:
         from rlplat.rl.torch.ensemble import DynamicsEnsemble
 
-        super().__init__(computation, settings, spec, parameter_server, replay)
-        config = self.config
+        super().__init__(computation, *arguments)
+        config, spec = self.config, self.spec
         assert isinstance(spec.obs, ObsSpec)
         num_obs, num_actions = spec.obs.flat_size, spec.action.flat_size
         seed = self.network_seed.spawn(1)[0]

@@ -45,13 +45,10 @@ from rlplat.rl.learning.numpy_learning import Adam
 from rlplat.rl.off_policy.learner import ContinuousConfig, ContinuousLearner
 from rlplat.rl.off_policy.ring import ContinuousControl, bounded_actor
 from rlplat.rl.policies.bounded_actor import ActorSpec, require_bounded
-from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.replay.buffer import ReplayShape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import SACSettings
     from rlplat.rl.torch.continuous_control import Transitions
 
@@ -129,19 +126,12 @@ class SACLearner(ContinuousLearner[SACConfig]):
 
     saved = {"alpha": "alpha"}
 
-    def __init__(
-        self,
-        computation: Computation,
-        settings: dict[str, Any],
-        spec: PolicySpec,
-        parameter_server: ActorHandle,
-        replay: ReplayShape | None = None,
-    ) -> None:
+    def __init__(self, computation: Computation, *arguments: Any) -> None:
         from rlplat.rl.torch.continuous_control import ActorAndCritics
 
-        super().__init__(computation, settings, spec, parameter_server, replay)
-        self.trainee = ActorAndCritics(self.config, spec, GAUSSIAN, self.network_seed)
-        self.alpha = EntropyCoefficient(self.config, -float(spec.action.flat_size))
+        super().__init__(computation, *arguments)
+        self.trainee = ActorAndCritics(self.config, self.spec, GAUSSIAN, self.network_seed)
+        self.alpha = EntropyCoefficient(self.config, -float(self.spec.action.flat_size))
         computation.replace_losses(self)
 
     def learn(self, num_updates: int) -> list[dict[str, float]]:

@@ -46,15 +46,12 @@ from rlplat.rl.learning.backend import Computation
 from rlplat.rl.off_policy.learner import ContinuousConfig, ContinuousLearner
 from rlplat.rl.off_policy.ring import ContinuousControl, bounded_actor
 from rlplat.rl.policies.bounded_actor import ActorSpec, require_bounded
-from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.replay.buffer import ReplayShape
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.section import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlplat import ActorHandle
     from rlplat.rl.run.typed_settings import TD3Settings
     from rlplat.rl.torch.continuous_control import Transitions
 
@@ -107,18 +104,11 @@ class TD3Learner(ContinuousLearner[TD3Config]):
 
     saved = {"target_actor": "target_actor"}
 
-    def __init__(
-        self,
-        computation: Computation,
-        settings: dict[str, Any],
-        spec: PolicySpec,
-        parameter_server: ActorHandle,
-        replay: ReplayShape | None = None,
-    ) -> None:
+    def __init__(self, computation: Computation, *arguments: Any) -> None:
         from rlplat.rl.torch.continuous_control import ActorAndCritics
 
-        super().__init__(computation, settings, spec, parameter_server, replay)
-        self.trainee = ActorAndCritics(self.config, spec, actor_spec(self.config), self.network_seed)
+        super().__init__(computation, *arguments)
+        self.trainee = ActorAndCritics(self.config, self.spec, actor_spec(self.config), self.network_seed)
         self.target_actor = copy.deepcopy(self.trainee.actor).requires_grad_(False)
         computation.replace_losses(self)
 

@@ -17,7 +17,7 @@ import rlplat
 from rlplat.algorithms.mbpo import MBPO
 from rlplat.algorithms.sac import SAC, SACConfig
 from rlplat.algorithms.td3 import TD3, TD3Config
-from rlplat.errors import CheckpointError, ConfigError, UsageError
+from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.policies.exploration import EPSILON
 from tests.states import assert_resumes
 
@@ -144,21 +144,6 @@ def test_weights_of_another_run_act_from_the_start(runtime: None, algorithm: Any
         assert not acts_uniformly(other)
         one.set_state(other.get_state())  # as a resumed run does
         assert not acts_uniformly(one)
-
-
-@pytest.mark.parametrize("algorithm", [SAC, TD3])
-def test_a_checkpoint_of_an_earlier_version_says_what_it_is(runtime: None, algorithm: Any) -> None:
-    with algorithm(algorithm.config_class(**QUICK)) as one:
-        state = one.get_state()
-        moments = {"step": 0, "exp_avg": np.zeros(9, np.float32), "exp_avg_sq": np.zeros(9, np.float32)}
-        critics = {
-            "weights.0": np.zeros((2, 4, 16), np.float32),
-            "biases.0": np.zeros((2, 1, 16), np.float32),
-        }
-        state["learner"] |= {"actor_optimizer": {"all": moments}, "critic_optimizer": {"all": moments}}
-        state["learner"] |= {"critics": critics, "target_critics": critics}
-        with pytest.raises(CheckpointError, match=r"is of an earlier rlplat.*: --init-from RUN"):
-            one.set_state(state)
 
 
 class Spot(gym.Env[Any, Any]):

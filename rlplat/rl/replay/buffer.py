@@ -211,15 +211,6 @@ class ReplayBuffer(Saved):
         if self._priorities is not None:
             self._priorities.set_state(self.store.rows_in_use(), state["priorities"])
 
-    def check_valid(self) -> None:
-        """For tests."""
-        self.store.check_valid()
-        assert self._num_complete == self.store.is_complete.sum()
-        if self._priorities is not None:
-            self._priorities.tree.check_valid()
-            drawable = self._priorities.tree.get(np.arange(len(self.store.stamps))) > 0
-            np.testing.assert_array_equal(drawable, self.store.is_complete)
-
     def _draw_uniformly(self, size: int) -> Array:
         """Rows until they are complete ones: few are not, so this is quick; every complete row is equally likely."""
         store = self.store

@@ -283,23 +283,6 @@ class StepStore:
         self.is_complete[rows] = True
         return rows
 
-    def check_valid(self) -> None:
-        """What must hold between columns; for tests."""
-        for lane in range(self.num_lanes):
-            tail, head = int(self.tails[lane]), int(self.heads[lane])
-            assert 0 <= head - tail <= self.lane_capacity, (tail, head)
-            stamps = np.arange(tail, head)
-            rows = lane * self.lane_capacity + stamps % self.lane_capacity
-            np.testing.assert_array_equal(self.stamps[rows], stamps)
-        outside = np.ones(len(self.stamps), np.bool_)
-        outside[self.rows_in_use()] = False
-        assert not self.is_complete[outside].any(), "a row that is gone counts as complete"
-        complete = np.flatnonzero(self.is_complete)
-        assert (self.kinds[complete] <= TRUNCATED).all()
-        boots = self.discounts[complete] > 0
-        rows = self.bootstrap_rows(complete)[boots]
-        assert (self.stamps[rows] == (self.stamps[complete] + self.num_steps[complete])[boots]).all()
-
 
 _COLUMNS = (
     "stamps", "kinds", "is_start", "actions", "rewards", "q_taken", "q_max", "is_complete", "returns", "discounts",

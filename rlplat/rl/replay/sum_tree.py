@@ -69,10 +69,3 @@ class SumTree:
             masses -= before
             nodes = nodes * FANOUT + children
         return nodes
-
-    def check_valid(self) -> None:
-        """Every inner node is the sum of its children, and nothing is negative; for tests."""
-        assert (self._levels[0] >= 0.0).all(), "negative priority"
-        for below, above in zip(self._levels, self._levels[1:], strict=False):
-            sums = below.sum(axis=1)
-            np.testing.assert_array_equal(above.reshape(-1)[: len(sums)], sums)

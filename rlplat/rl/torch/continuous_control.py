@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import map_obs, num_features, take_obs
 from rlplat.rl.policies.bounded_actor import MAX_LOG_STD, MIN_LOG_STD, ActionScale, ActorSpec
@@ -251,11 +250,3 @@ class ActorAndCritics(Saved):
     def weights(self) -> Weights:
         """The actor's: what policies act with."""
         return weights_of(self.actor)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        if "all" in state["actor_optimizer"]:
-            raise CheckpointError(
-                "the checkpoint is of an earlier rlplat, which kept both critics as one network: it cannot be resumed; "
-                "begin a new run with its actor: --init-from RUN"
-            )
-        super().set_state(state)

@@ -25,6 +25,7 @@ from rlplat.rl.replay.buffer import (
 from rlplat.rl.replay.step_store import GOES_ON, TERMINATED, TRUNCATED
 from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
+from tests.rl.replay.invariants import check_buffer, check_tree
 
 STACK = ObsSpec("image", (4, 2, 2), "uint8", "CHW")
 NUMBER = ObsSpec("vector", (1,), "float32")
@@ -138,7 +139,7 @@ def expected_transition(
 
 def check_everything(replay: ReplayBuffer, games: list[Game], n: int) -> int:
     """Every transition that the replay would draw is one of the history, and exactly that -> how many."""
-    replay.check_valid()
+    check_buffer(replay)
     store = replay.store
     rows = np.flatnonzero(store.is_complete)
     obs, next_obs = store.get_obs(rows), store.get_obs(store.bootstrap_rows(rows))
@@ -310,7 +311,7 @@ def test_priorities_that_come_late_do_not_reach_what_took_the_place() -> None:
     after = replay._priorities.tree.get(drawn.rows)
     np.testing.assert_array_equal(after[gone], before[gone])
     np.testing.assert_allclose(after[~gone & replay.store.is_complete[drawn.rows]], 9.0 + MIN_PRIORITY)
-    replay.check_valid()
+    check_buffer(replay)
 
 
 def test_actors_priorities_are_their_errors() -> None:
@@ -415,7 +416,7 @@ def test_a_replay_that_is_taken_back_is_as_it_was(unroll: int, num_after: int) -
     for replay in (one, other):
         replay.set_state(state)
         if isinstance(replay, ReplayBuffer):
-            replay.check_valid()
+            check_buffer(replay)
     for k in range(30):
         batch = play(games, 5, continues=k > 0)
         for replay in (one, other):
@@ -520,7 +521,7 @@ def check_draw(
             value = places[first][0].history[places[first][1]]["obs"][-1].astype(np.float32).sum() / 100.0
             np.testing.assert_allclose(drawn.core_states[m], [value, -value], rtol=1e-6)
     replay.update_priorities(drawn.rows, drawn.stamps, rng.random(8))
-    replay._priorities.tree.check_valid()
+    check_tree(replay._priorities.tree)
     return checked, masked
 
 

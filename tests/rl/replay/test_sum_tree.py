@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rlplat.rl.replay.sum_tree import SumTree
+from tests.rl.replay.invariants import check_tree
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 300, 5000])
@@ -18,7 +19,7 @@ def test_finds_what_a_running_sum_finds(size: int) -> None:
         tree.set(indices, priorities)
         for index, priority in zip(indices, priorities, strict=True):  # of an index twice, the last holds
             plain[index] = priority
-        tree.check_valid()
+        check_tree(tree)
         np.testing.assert_array_equal(tree.get(np.arange(size)), plain)
         assert tree.total == plain.sum()
         if plain.sum():
