@@ -301,6 +301,7 @@ def test_another_experiment_is_not_resumed_and_the_lock_is_given_back(tmp_path: 
 def test_one_that_was_killed_at_once_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("")
     open_directory(tmp_path, resume=True).close()
+    assert (tmp_path / "experiment.yaml").exists() and not is_running(tmp_path)
 
 
 def test_what_is_refused_later_than_at_its_first_report_is_not_taken_back(tmp_path: Path) -> None:

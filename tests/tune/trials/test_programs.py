@@ -233,6 +233,8 @@ def test_a_trial_that_closed_stderr_and_raises_at_its_end_is_closed(tmp_path: Pa
 
 def test_a_function_that_is_never_run_leaves_nothing(tmp_path: Path) -> None:
     open_program(counting, {}, context(tmp_path)).close()
+    assert not list(tmp_path.iterdir())
+    assert not [thread for thread in threading.enumerate() if thread.name == "trial-3"]
 
 
 def test_a_function_that_catches_the_stop_and_reports_again_is_stopped_again(tmp_path: Path) -> None:

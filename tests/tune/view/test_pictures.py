@@ -76,4 +76,4 @@ def test_odd_values_are_drawn(tmp_path: Path) -> None:
     for trial in analysis.trials:
         trial.params["learning_rate"] = 7.0  # PBT has left the range
         trial.history = [(1.0, math.nan), (2.0, -1e9), (2.2, 1.0)]
-    draw(analysis)
+    assert draw(analysis)
