@@ -93,7 +93,7 @@ def pytest_collection() -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What has a cluster of processes, or a PostgreSQL, is in the lane `process`, without saying so."""
+    """What has a cluster of processes, a Ray or a PostgreSQL, is in the lane `process`, without saying so."""
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         params = getattr(getattr(item, "callspec", None), "params", {})
@@ -103,7 +103,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if fixtures & {"cluster", "torch_cluster", "server", "own_server"} or backend in ("zmq", "ray"):
             item.add_marker(pytest.mark.process)
     files: dict[Any, int] = {}
-    items.sort(key=lambda item: (files.setdefault(item.path, len(files)), shares_a_cluster(item)))
+    items.sort(
+        key=lambda item: (not is_long(item), files.setdefault(item.path, len(files)), shares_a_cluster(item))
+    )
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Those come first: else they are what all other test processes wait for at the end."""
+    limit = item.get_closest_marker("timeout")
+    return limit is not None and limit.args[0] > 120
 
 
 def shares_a_cluster(item: pytest.Item) -> bool:
