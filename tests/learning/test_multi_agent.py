@@ -39,8 +39,7 @@ def finds_all_winning_moves(moves: dict[int, int]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("multi_agent", "name"), [({}, "shared"), (SELF_PLAY, "main")])
-def test_ppo_learns_nim_turn_by_turn(multi_agent: dict[str, Any], name: str) -> None:
+def test_ppo_learns_nim_turn_by_turn_against_older_ones_of_itself() -> None:
     config = PPOConfig(
         env=f"{HERE}:Nim",
         num_rollout_workers=0,
@@ -51,13 +50,13 @@ def test_ppo_learns_nim_turn_by_turn(multi_agent: dict[str, Any], name: str) -> 
         discount=1.0,
         stop={"env_steps": 40_000},
         seed=1,
-        multi_agent=multi_agent,
+        multi_agent=SELF_PLAY,
     )
     with PPO(config) as ppo:
         while (result := ppo.step()).env_steps < 40_000:
-            if result.iteration % 20 == 0 and finds_all_winning_moves(nim_moves(ppo, name)):
+            if result.iteration % 20 == 0 and finds_all_winning_moves(nim_moves(ppo, "main")):
                 break
-        assert finds_all_winning_moves(nim_moves(ppo, name))
+        assert finds_all_winning_moves(nim_moves(ppo, "main"))
 
 
 @pytest.mark.slow
@@ -83,10 +82,9 @@ def test_ppo_learns_to_meet(mapping: dict[str, str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("env", ["Rendezvous", "Nim"])
-def test_dqn_learns_both_kinds(env: str) -> None:
+def test_dqn_learns_nim_with_one_policy_for_both() -> None:
     config = DQNConfig(
-        env=f"{HERE}:{env}",
+        env=f"{HERE}:Nim",
         num_rollout_workers=0,
         num_envs_per_worker=4,
         rollout_length=4,
@@ -95,14 +93,11 @@ def test_dqn_learns_both_kinds(env: str) -> None:
         learning_starts=500,
         target_period=250,
         replay_capacity=20_000,
-        discount=1.0 if env == "Nim" else 0.99,
+        discount=1.0,
         stop={"env_steps": 10_000},
         seed=1,
     )
     with DQN(config) as dqn:
         while dqn.step().env_steps < 10_000:
             pass
-        if env == "Nim":
-            assert finds_all_winning_moves(nim_moves(dqn, "shared"))
-        else:
-            assert np.mean([episode.episode_return for episode in dqn.evaluate(40)]) >= 0.77
+        assert finds_all_winning_moves(nim_moves(dqn, "shared"))
