@@ -49,6 +49,7 @@ from rlplat.errors import ActorDied, EnvError, WorkerCrashed
 from rlplat.rl.algorithm_config import RMSPropConfig
 from rlplat.rl.interfaces import Result, UpdateReport, Weights
 from rlplat.rl.learning.learner import non_finite_error
+from rlplat.rl.learning.learner_group import usage_errors_as_they_are
 from rlplat.rl.learning.numpy_learning import clip_by_global_norm, optimizer_of
 from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer, ShardedParameterServer
 from rlplat.rl.learning.queue_ring import InFlight
@@ -274,7 +275,8 @@ class A3C(OnPolicy[A3CConfig]):
         self.workers = self.start_workers(
             lambda *place: worker.remote(self.computation, self.settings, *place, spec, servers)
         )
-        shapes = rlplat.get(self.workers.handles[0].publish.remote())
+        with usage_errors_as_they_are():
+            shapes = rlplat.get(self.workers.handles[0].publish.remote())
         self.learners = self.saved["learner"] = ShardedParameterServer(servers, shapes)
         self._not_saved = self.workers.not_saved()  # asked now: later they are busy
 

@@ -191,8 +191,8 @@ class ImpalaLearner(OnPolicyLearner[ImpalaConfig]):
             self.net.load(rollout)
             trained = [self.net.train(rollout.whole(), config) for _ in range(config.num_epochs)]
             metrics = self.means(trained, rollout)
-            # What the critic knew of rows that it had not been trained on.
-            metrics["learner/explained_variance"] = self.net.read(trained[:1])[0]["explained_variance"]
+            if "learner/explained_variance" in metrics:  # of rows that the critic had not been trained on
+                metrics["learner/explained_variance"] = self.net.read(trained[:1])[0]["explained_variance"]
         for each in [rollout.batch, *raw] if kept else raw:
             self._obs_statistics.update(each.flat_obs(), each.flat("valid"))
         trained_s = perf_counter() - started

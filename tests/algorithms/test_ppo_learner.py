@@ -326,3 +326,18 @@ def test_or_is_skipped(parameter_server: Any) -> None:
     assert report.metrics["learner/skipped_minibatches"] == 1
     assert np.isfinite(report.metrics["learner/policy_loss"])
     assert all(np.isfinite(w).all() for w in learner.get_state()["weights"].values())
+
+
+def test_gradients_that_are_not_finite_are_named(
+    parameter_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss and its terms are finite: the gradient of a root at 0 is not."""
+    learner = make_learner(parameter_server)
+
+    def rooted(network: Any, minibatch: Any, config: Any) -> Any:
+        loss, stats = ppo_loss(network, minibatch, config)
+        return loss + (network.actor_head.bias * 0.0).abs().sqrt().sum(), stats
+
+    monkeypatch.setattr(ppo_module, "ppo_loss", rooted)
+    with pytest.raises(NonFiniteError, match=r"in the gradients \['actor_head.bias'\] at 0 env steps"):
+        learner.update(make_batch())

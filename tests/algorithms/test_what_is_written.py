@@ -35,12 +35,13 @@ from rlplat.algorithms import (
     td3,
 )
 from rlplat.algorithms.other_frameworks import WRITTEN_FOR
-from rlplat.errors import ConfigError
+from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.learning.backend import computation_of, fingerprint
 from rlplat.rl.offline.dataset import DataWriter
 from rlplat.rl.offline.recording import Track
+from rlplat.rl.sampling.rollout_worker import RolloutWorker
 
 ROOT = Path(__file__).resolve().parents[2] / "algorithms"
 SMALL: dict[str, Any] = {
@@ -289,6 +290,10 @@ class Mine(ppo.PPO):
     loss = staticmethod(ran)
 
 
+class Same(ppo.PPO):
+    loss = staticmethod(ppo.ppo_loss)
+
+
 class Unchanged(ppo.PPO):
     name = "unchanged"
 
@@ -310,7 +315,7 @@ def test_numpy_is_for_the_class_and_the_loss_that_it_was_written_for() -> None:
     for algorithm, expected in (
         (ppo.PPO, "the learner computes with numpy"),
         (Unchanged, "the learner computes with numpy"),
-        (Mine, f"{note}Mine.loss is a loss of your own"),
+        (Same, f"{note}Same.loss is a loss of your own"),
         (MyNet, f"{note}MyNet.nets has a class of your own for torch"),
         (load_class(f"{copied(ppo)}:PPO"), f"{note}PPO is a copy of rlplat's, whose loss may be another"),
     ):
@@ -344,6 +349,86 @@ def test_a_method_without_an_object_is_refused() -> None:
         Bound(ppo.PPOConfig(**DISCRETE))
     with pytest.raises(ConfigError, match=r"NoFunction\.loss is to be a function"):
         NoFunction(ppo.PPOConfig(**DISCRETE))
+
+
+def without_critic(network: Any, minibatch: Any, config: Any) -> Any:
+    log_probs, _, _ = minibatch.evaluate(network)
+    return -log_probs.mean(), {}
+
+
+@pytest.mark.parametrize("case", ["ppo", "ppo with a core", "a3c", "impala"])
+def test_a_loss_may_leave_the_critic_out(case: str) -> None:
+    module, name, _, settings = FILES[case]
+    algorithm = type(f"My{name}", (getattr(module, name),), {"loss": staticmethod(without_critic)})
+    with algorithm(algorithm.config_class(**settings)) as running:
+        before = rlplat.get(running.weights())[1]
+        before = {name: np.array(array) for name, array in before.items()}
+        result = running.step()
+        after = rlplat.get(running.weights())[1]
+    assert np.isfinite(result.metrics["learner/gradient_norm"])
+    assert (after["actor_head.weight"] != before["actor_head.weight"]).any()
+    np.testing.assert_array_equal(after["critic_head.weight"], before["critic_head.weight"])
+
+
+def vector(network: Any, minibatch: Any, config: Any) -> Any:
+    return minibatch.evaluate(network)[0], {}
+
+
+def nan(network: Any, minibatch: Any, config: Any) -> Any:
+    return minibatch.evaluate(network)[0].mean() * float("nan"), {}
+
+
+def detached(network: Any, minibatch: Any, config: Any) -> Any:
+    return minibatch.evaluate(network)[0].mean().detach(), {}
+
+
+def alone(network: Any, minibatch: Any, config: Any) -> Any:
+    return minibatch.evaluate(network)[0].mean()
+
+
+def many(network: Any, minibatch: Any, config: Any) -> Any:
+    log_probs, _, _ = minibatch.evaluate(network)
+    return log_probs.mean(), {"mine": log_probs}
+
+
+def typo(network: Any, minibatch: Any, config: Any) -> Any:
+    return minibatch.reward.mean(), {}
+
+
+def of_before(log_probs: Any, entropies: Any, values: Any, columns: Any, **arguments: Any) -> Any:
+    return log_probs.mean(), {}
+
+
+@pytest.mark.parametrize("case", ["ppo", "ppo with a core", "a3c", "impala"])
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (
+            vector,
+            r"vector: the loss is a tensor of shape \[5\], expected one number as a tensor: take .mean\(\)",
+        ),
+        (nan, "nan: the loss is nan on made-up rows, whose numbers are finite"),
+        (detached, "detached: the loss has no gradient"),
+        (alone, r"alone returned a tensor of shape \[\], expected \(loss, \{name: number\}\)"),
+        (many, r"many: 'mine' is a tensor of shape \[5\]"),
+        (
+            typo,
+            r"typo: loss\(network, minibatch, config\) raised AttributeError: .*'reward' \(.*test_what_is",
+        ),
+        (
+            of_before,
+            r"\.loss\(log_probs, .*, \*\*arguments\) is called as loss\(network, minibatch, config\): missing",
+        ),
+    ],
+)
+def test_a_loss_that_cannot_be_is_named_before_any_rollout(
+    case: str, loss: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name, _, settings = FILES[case]
+    monkeypatch.setattr(RolloutWorker, "roll_out", ran)
+    algorithm = type(f"My{name}", (getattr(module, name),), {"loss": staticmethod(loss)})
+    with pytest.raises(UsageError, match=said):
+        step(algorithm, settings)
 
 
 def test_a_replaced_function_runs_in_this_process_and_is_refused_for_others(

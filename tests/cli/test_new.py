@@ -99,6 +99,17 @@ def test_off_policy_is_of_an_algorithm(capsys: Any) -> None:
     assert "--off-policy is of an algorithm, not of env: omit it" in capsys.readouterr().err
 
 
+SEEN: list[Any] = []
+"""By minibatch: what the learner's network gives, beside what the policy's gave that acted."""
+
+
+def seeing(network: Any, minibatch: Any, config: Any) -> Any:
+    log_probs, entropies, values = minibatch.evaluate(network)
+    both = ((log_probs, minibatch.log_probs), (values, minibatch.values))
+    SEEN.append([(now.detach().numpy(), then.numpy()) for now, then in both])
+    return log_probs.mean() + entropies.mean() + values.mean(), {}
+
+
 @pytest.mark.parametrize("core", ["none", "lstm", "gru", "attention"])
 @pytest.mark.parametrize("env", ["RememberCue", "MaskedChoice", "NestedTask", "Endings"])
 def test_the_learner_of_the_algorithm_sees_what_the_policy_saw(
@@ -108,20 +119,8 @@ def test_the_learner_of_the_algorithm_sees_what_the_policy_saw(
     of episodes, of Dict observations and masks."""
     module, _, name = written("algorithm", "MyReinforce").partition(":")
     algorithm = load_class(f"{module}:{name}")
-    seen: list[Any] = []
-    here = sys.modules[algorithm.__module__]
-    loss_of, join = vars(here)["loss_of"], vars(here)["join_envs"]
-
-    def loss(log_probs: Any, entropies: Any, values: Any, *rest: Any) -> Any:
-        seen.append((log_probs.detach().numpy(), values.detach().numpy()))
-        return loss_of(log_probs, entropies, values, *rest)
-
-    def joined(batches: Any) -> Any:
-        seen.append(join(batches))
-        return seen[-1]
-
-    monkeypatch.setattr(here, "loss_of", loss)
-    monkeypatch.setattr(here, "join_envs", joined)
+    SEEN.clear()
+    monkeypatch.setattr(algorithm, "loss", staticmethod(seeing))
     config = algorithm.config_class(
         env=f"{__name__}:{env}" if env == "Endings" else f"rlplat.rl.envs.diagnostic:{env}",
         num_rollout_workers=0,
@@ -138,11 +137,11 @@ def test_the_learner_of_the_algorithm_sees_what_the_policy_saw(
     with algorithm(config) as running:
         for _ in range(4):
             running.step()
-    assert len(seen) == 8
-    for batch, (log_probs, values) in zip(seen[::2], seen[1::2], strict=True):
-        rows = batch.valid_rows()
-        np.testing.assert_allclose(log_probs, batch.flat("log_probs")[rows], atol=1e-4)
-        np.testing.assert_allclose(values, batch.flat("values")[rows], atol=1e-4)
+    assert len(SEEN) == 1 + 4  # made-up numbers, then rollouts
+    for pairs in SEEN[1:]:
+        for now, then in pairs:
+            assert len(now) > 20
+            np.testing.assert_allclose(now, then, atol=1e-4)
 
 
 class Endings(gym.Env):  # type: ignore[type-arg]
@@ -164,7 +163,7 @@ class Endings(gym.Env):  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"framework": "tf"}, "my-reinforce computes with torch: omit framework=tf"),
+        ({"framework": "tf"}, "MyReinforce computes with torch: omit framework=tf"),
         ({"learner": {"backend": "numpy"}}, "learner.backend=numpy has no effect"),
         ({"learner": {"num_learners": 2}}, "learner.num_learners=2 has no effect"),
     ],
@@ -175,10 +174,20 @@ def test_what_the_algorithm_does_not_do_is_refused(given: dict[str, Any], messag
         algorithm(algorithm.config_class(env="CartPole-v1", num_rollout_workers=0, **given))
 
 
+def spoiling(network: Any, minibatch: Any, config: Any) -> Any:
+    """NaN, but not on the zeros that it is tried on."""
+    loss = minibatch.evaluate(network)[0].mean() * (float("nan") if minibatch.obs.any() else 1.0)
+    return loss, {"mine": loss}
+
+
 def test_numbers_that_are_not_finite_end_the_run() -> None:
     algorithm = load_class(written("algorithm", "MyReinforce"))
     config = algorithm.config_class(env="CartPole-v1", num_rollout_workers=0, entropy_coef=1e38 * 10)
-    with algorithm(config) as running, pytest.raises(NonFiniteError, match="loss"):
+    with pytest.raises(UsageError, match=r"loss_of: the loss is -inf on made-up rows"):
+        algorithm(config)
+    spoilt = type("Spoilt", (algorithm,), {"loss": staticmethod(spoiling)})
+    config = algorithm.config_class(env="CartPole-v1", num_rollout_workers=0)
+    with spoilt(config) as running, pytest.raises(NonFiniteError, match=r"loss terms \['mine'\]"):
         running.step()
 
 

@@ -1,8 +1,11 @@
-"""docs/custom-algorithm.md does what it says: the algorithms on it train, resume, are evaluated and loaded."""
+"""docs/custom-algorithm.md does what it says: its algorithms learn, resume, are evaluated and loaded."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +17,79 @@ from rlplat.cli import main
 from tests.house.test_docs import ROOT, blocks, commands
 
 PAGE = ROOT / "docs" / "custom-algorithm.md"
+SHORT = ["--num-rollout-workers", "0", "--evaluation.episodes", "1", "--seed", "1"]
 
 
-def test_the_losses_of_the_page_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each python block of the page, under the name in its first line."""
     monkeypatch.chdir(tmp_path)
-    modest, calm, _ = blocks(PAGE, "python")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for block in blocks(PAGE, "python"):
+        name = block.splitlines()[0].removeprefix("# ")
+        Path(name).write_text(block)
+    yield
+    for name in [name for name in sys.modules if name.startswith("rlplat_file_")]:
+        del sys.modules[name]
+
+
+def train(*command: str) -> list[dict[str, Any]]:
+    assert main(["train", *command, *SHORT, "--out", "run"]) == 0
+    return [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+
+
+def test_another_loss_trains_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     command = commands(PAGE)[0]
-    assert command[3] == "./modest_ppo.py:ModestPPO"
-    (tmp_path / "modest_ppo.py").write_text(modest)
-    (tmp_path / "calm_ppo.py").write_text(calm)
-    short = ["--num-rollout-workers", "0", "--stop.env-steps", "1000", "--evaluation.episodes", "1"]
-    try:
-        assert main([*command[1:], *short, "--out", "modest"]) == 0
-        note = "the learner computes with torch: ModestPPO.loss is a loss of your own"
-        assert note in capsys.readouterr().err
-        calm_run = ["train", "--algo", "./calm_ppo.py:CalmPPO", "--env", "CartPole-v1", "--calm-coef", "0.01"]
-        assert main([*calm_run, *short, "--out", "calm"]) == 0
-        assert (
-            "CalmPPO: the plain defaults apply; rlplat's ppo has configs/ppo/CartPole"
-            in capsys.readouterr().err
-        )
-        assert main(["evaluate", "calm", "--episodes", "1"]) == 0
-    finally:
-        for name in [name for name in sys.modules if name.startswith("rlplat_file_")]:
-            del sys.modules[name]
+    assert command[:4] == ["rlplat", "train", "--algo", "./penalty_ppo.py:PenaltyPPO"]
+    lines = train(*command[2:], "--stop.env-steps", "2000", "--kl-coef", "1")
+    assert "the learner computes with torch: PenaltyPPO.loss is a loss of your own" in capsys.readouterr().err
+    assert lines[-1]["learner/kl"] >= 0 and "learner/clip_fraction" not in lines[-1]
+    assert main(["evaluate", "run", "--episodes", "1"]) == 0
+
+
+def test_a_subclass_is_twenty_lines_and_there_are_eight_concepts() -> None:
+    text = PAGE.read_text()
+    block = blocks(PAGE, "python")[0]
+    assert len(block[block.index("class PenaltyPPO") :].splitlines()) <= 20
+    table = text[text.index("## What there is to know") :].split("\n\n")[1]
+    assert len(re.findall(r"^\| [`\[]", table, re.M)) <= 8
+
+
+def test_the_bonus_shrinks_and_a_resumed_run_remembers_what_was_met() -> None:
+    command = ["--algo", "./curious_ppo.py:CuriousPPO", "--env", "CartPole-v1"]
+    bonuses = [line["learner/bonus"] for line in train(*command, "--stop.env-steps", "4000")]
+    assert 0.1 > bonuses[0] > bonuses[-1] > 0.0
+    assert main(["train", "--resume", "run", "--stop.env-steps", "5000"]) == 0
+    last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["learner/bonus"] < bonuses[0]
 
 
 @pytest.mark.slow
-def test_the_off_policy_algorithms_of_the_page_learn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+@pytest.mark.parametrize("algorithm", ["./plain_reinforce.py:Reinforce", "./penalty_ppo.py:PenaltyPPO"])
+def test_the_subclasses_learn(algorithm: str) -> None:
+    train("--algo", algorithm, "--env", "CartPole-v1", "--stop.env-steps", "60000", "--learning-rate", "3e-3")
+    agent = rlplat.load("run")
+    assert np.mean([episode.episode_return for episode in agent.evaluate(10)]) > 100, "9.4 to begin with"
+
+
+@pytest.mark.slow
+def test_the_script_without_actors_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(Path("one_process.py").read_text(), "one_process.py", "exec"), {"__name__": "one_process"})
+    returns = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(returns) == 20 and returns[0] < 40 and max(returns) > 80
+    assert not rlplat.is_initialized()
+
+
+@pytest.mark.slow
+def test_the_off_policy_algorithms_of_the_page_learn(capsys: pytest.CaptureFixture[str]) -> None:
     *_, new, train, conservative = commands(PAGE)
     assert main(new[1:]) == 0
-    (tmp_path / "conservative_dqn.py").write_text(blocks(PAGE, "python")[-1])
     common = ["--num-rollout-workers", "0", "--seed", "1", "--stop.env-steps", "15000"]
-    try:
-        for command, run in ((train, "own"), (conservative, "conservative")):
-            assert main([*command[1:], *common, "--out", run]) == 0
-            agent = rlplat.load(run)
-            returns = [episode.episode_return for episode in agent.evaluate(10)]
-            assert np.mean(returns) > 100, "9.4 to begin with"
-        assert main(["train", "--resume", "own", "--stop.env-steps", "15500"]) == 0
-        assert main(["evaluate", "own", "--episodes", "2", "--checkpoint", "best"]) == 0
-        assert "2 episodes" in capsys.readouterr().out
-    finally:
-        for name in [name for name in sys.modules if name.startswith("rlplat_file_")]:
-            del sys.modules[name]
+    for command, run in ((train, "own"), (conservative, "conservative")):
+        assert main([*command[1:], *common, "--out", run]) == 0
+        agent = rlplat.load(run)
+        returns = [episode.episode_return for episode in agent.evaluate(10)]
+        assert np.mean(returns) > 100, "9.4 to begin with"
+    assert main(["train", "--resume", "own", "--stop.env-steps", "15500"]) == 0
+    assert main(["evaluate", "own", "--episodes", "2", "--checkpoint", "best"]) == 0
+    assert "2 episodes" in capsys.readouterr().out

@@ -59,6 +59,8 @@ class Computation:
         net = (load_class(named) if isinstance(named, str) else named)(*arguments)
         if framework == "torch":
             self.replace_losses(net)
+            if hasattr(net, "try_loss"):
+                net.try_loss()
         return net
 
     def replace_losses(self, owner: Any) -> None:
@@ -171,7 +173,27 @@ def _own_loss(algorithm: type[Any], name: str) -> Callable[..., Any] | None:
         raise ConfigError(
             f"{place} has no @staticmethod above it: it is called in the learner, where there is no {owner.__name__}"
         )
+    _require_arguments(algorithm, name, place, loss)
     return loss
+
+
+def _require_arguments(algorithm: type[Any], name: str, place: str, loss: Callable[..., Any]) -> None:
+    """ConfigError for a loss that cannot be called as the one that it replaces; nothing where that one takes any."""
+    owner = algorithm.nets.get("torch") or algorithm.learner_class
+    try:
+        called = list(inspect.signature(getattr(owner, name)).parameters.values())[1:]
+        signature = inspect.signature(loss)
+    except (AttributeError, TypeError, ValueError):
+        return
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in called):
+        return
+    keywords = {each.name: each for each in called if each.kind == each.KEYWORD_ONLY}
+    try:
+        signature.bind(*(each for each in called if each.name not in keywords), **keywords)
+    except TypeError as error:
+        given = ", ".join(str(each.replace(annotation=each.empty)) for each in signature.parameters.values())
+        wanted = ", ".join(each.name for each in called)
+        raise ConfigError(f"{place}({given}) is called as {name}({wanted}): {error}") from None
 
 
 def _why_changed(algorithm: type[Any], framework: str, losses: Mapping[str, Any]) -> str:

@@ -203,7 +203,8 @@ class OnPolicyLearner(Learner[Rolling]):
         bad = [each for each in figures if not math.isfinite(each["gradient_norm"])]
         if bad and self.config.non_finite == "stop":
             ends = {} if rollout.batch.last_obs is None else {"last_obs": rollout.batch.last_obs}
-            raise self.non_finite(bad[0], {"obs": rollout.obs, **ends, **rollout.columns})
+            terms = {name: number for name, number in bad[0].items() if name != "gradient_norm"}
+            raise self.non_finite(terms, {"obs": rollout.obs, **ends, **rollout.columns})
         return self.step_metrics(figures)
 
     def publish_learnt(self, rollout: Rollout, metrics: Mapping[str, float] | None = None) -> UpdateReport:

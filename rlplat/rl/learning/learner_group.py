@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import rlplat
@@ -41,12 +41,8 @@ class LearnerGroup:
     def wait_until_ready(self) -> None:
         """Returns when the constructors are through, the first weights published and the learners joined. Raises
         the UsageError of a constructor as it is."""
-        try:
+        with usage_errors_as_they_are():
             rlplat.get([handle.ready.remote() for handle in self.handles])
-        except ActorDied as death:
-            if isinstance(death.__cause__, UsageError):  # what only its own machine could tell
-                raise death.__cause__ from None
-            raise
         if len(self.handles) > 1:
             address = rlplat.get(self.handles[0].group_address.remote())
             _get_all(
@@ -90,6 +86,17 @@ class LearnerGroup:
     def close(self) -> None:
         for handle in self.handles:
             rlplat.kill(handle)
+
+
+@contextlib.contextmanager
+def usage_errors_as_they_are() -> Iterator[None]:
+    """Those of the constructors of actors: what only their own machine could tell."""
+    try:
+        yield
+    except ActorDied as death:
+        if isinstance(death.__cause__, UsageError):
+            raise death.__cause__ from None
+        raise
 
 
 def _get_all(refs: Sequence[ObjectRef]) -> list[Any]:

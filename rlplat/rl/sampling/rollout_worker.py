@@ -23,12 +23,17 @@ from rlplat.rl.sampling.freed_memory import keep_freed_memory
 from rlplat.rl.sampling.recorders import Record, has_core, make_recorder, values_in_columns
 from rlplat.rl.sampling.simulator_rollouts import SimulatorRollouts, act_by_themselves
 from rlplat.rl.seeding import seed_process, seed_sequences
+from rlplat.rl.spaces import SpaceSpec
 
 
 class EnvWorker:
     """An actor with environments of its own, of which the driver may ask something."""
 
     _env: VectorEnv | SimulatorRollouts
+
+    @property
+    def spaces(self) -> SpaceSpec:
+        return self._env.spec
 
     @staticmethod
     def make_envs(config: dict[str, Any], worker_index: int, num_envs: int, **more: Any) -> VectorEnv:

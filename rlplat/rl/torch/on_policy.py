@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlplat.errors import UsageError
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import map_obs, obs_rows
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.rollout import Minibatch, Rollout, Rows
+from rlplat.rl.sampling.sample_batch import SampleBatch
+from rlplat.rl.schedules import config_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,6 +115,7 @@ class ActorCriticNet:
         """where: of `actor_critic_trainee`."""
         from rlplat.rl.torch.trainee import actor_critic_trainee
 
+        self.config = config
         self.trainee = actor_critic_trainee(config, spec, seed, **where)
         self.device, self.network = self.trainee.device, self.trainee.network
         self._spec = spec
@@ -121,6 +125,66 @@ class ActorCriticNet:
         """(the loss, numbers about it by name). minibatch: a `Minibatch`; config: schedules in it are the numbers that
         they have come to."""
         raise NotImplementedError
+
+    def try_loss(self) -> None:
+        """On numbers that are made up, before any rollout: UsageError names the loss and what it does wrong."""
+        import torch
+
+        from rlplat.rl.torch.network_check import errors_named
+
+        name = getattr(self.loss, "__qualname__", "loss")
+        config = config_at(self.config, 0, self.config.stop.env_steps)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            self.load(rollout := self._made_up())
+            minibatch = self.minibatch(rollout.whole())
+            with errors_named(name, "loss(network, minibatch, config)"):
+                returned = self.loss(self.network, minibatch, config)
+        if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
+            raise UsageError(f"{name} returned {_shown(returned)}, expected (loss, {{name: number}})")
+        loss, stats = returned
+        for what, number in {"the loss": loss, **{f"'{key}'": each for key, each in stats.items()}}.items():
+            if not isinstance(number, torch.Tensor) or number.ndim:
+                raise UsageError(
+                    f"{name}: {what} is {_shown(number)}, expected one number as a tensor: take .mean()"
+                )
+        if not bool(loss.isfinite()):
+            raise UsageError(f"{name}: the loss is {loss.item()} on made-up rows, whose numbers are finite")
+        if not loss.requires_grad:
+            raise UsageError(f"{name}: the loss has no gradient: is something detached, or in no_grad?")
+
+    def _made_up(self) -> Rollout:
+        """2 steps of 3 environments; one row does not count."""
+        import torch
+
+        T, B = 2, 3
+        specs = self._spec.obs if isinstance(self._spec.obs, dict) else {"": self._spec.obs}
+        leaves = {
+            path: (np.ones if leaf.kind == "mask" else np.zeros)((T, B, *leaf.shape), leaf.dtype)
+            for path, leaf in specs.items()
+        }
+        obs: Any = leaves if isinstance(self._spec.obs, dict) else leaves[""]
+        state = np.zeros((B, int(getattr(self.network, "state_size", 0))), np.float32)
+        starts = np.zeros((T, B), np.bool_)
+        flat = map_obs(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), obs)
+        with torch.no_grad():
+            given = (
+                torch.from_numpy(each).to(self.device) if state.size else None for each in (state, starts)
+            )
+            distribution, values, _ = self.network(self._inputs(flat), *given)
+            actions = distribution.mode()
+            log_probs, actions, values = (
+                each.cpu().numpy().reshape(T, B, *each.shape[1:])
+                for each in (distribution.log_prob(actions), actions, values)
+            )
+        batch = SampleBatch.empty(T, map_obs(lambda leaf: leaf[0], obs), actions[0])
+        batch.obs, batch.actions, batch.log_probs, batch.values, batch.core_state = (
+            obs, actions, log_probs, values, state,
+        )  # fmt: skip
+        batch.valid[:] = True
+        batch.terminated[0, 0], batch.valid[1, 0] = True, False
+        batch.last_obs = map_obs(lambda leaf: leaf[0], obs)
+        advantages = np.linspace(-1.0, 1.0, T * B, dtype=np.float32).reshape(T, B)
+        return Rollout(batch, batch.rewards, flat, advantages, values + advantages)
 
     def load(self, rollout: Rollout) -> None:
         from rlplat.rl.torch.tensor_rows import TensorRows, tensor_on
@@ -163,7 +227,7 @@ class ActorCriticNet:
 
         loss, stats = self.loss(self.network, self.minibatch(rows), config)
         self._names = tuple(stats)
-        figures = torch.stack(list(stats.values())).detach()
+        figures = torch.stack(list(stats.values())).detach() if stats else loss.new_zeros(0)
         return self.trainee.start_descent(loss, config.learning_rate, figures, rows.share)
 
     def gradients(self, rows: Rows, config: Any) -> tuple[Weights, dict[str, float]]:
@@ -179,3 +243,8 @@ class ActorCriticNet:
         stats, norms = (torch.stack(column).numpy(force=True) for column in zip(*trained, strict=True))
         both = np.column_stack([stats, self.trainee.norms_of(norms)]).astype(np.float64)
         return [dict(zip((*self._names, "gradient_norm"), each, strict=True)) for each in both.tolist()]
+
+
+def _shown(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"a tensor of shape {list(shape)}"

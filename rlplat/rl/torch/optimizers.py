@@ -164,9 +164,9 @@ def _silence(moments: list[torch.Tensor]) -> None:
 
 
 def _gradients(parameters: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """(the gradients of all parameters, float32[P + 1]: the norm of each and of all together)"""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    assert len(gradients) == len(parameters), "a parameter took no part in the loss"
+    """(the gradients of all parameters, zeros of those that took no part in the loss; float32[P + 1]: the norm of each
+    and of all together)"""
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     norms = torch.stack(torch._foreach_norm(gradients))
     return gradients, torch.cat([norms, torch.linalg.vector_norm(norms)[None]])
 

@@ -95,9 +95,9 @@ class Trainee(Saved):
         return stats, self._optimizer.step(learning_rate, self._max_norm)
 
     def gradients(self, loss: Tensor) -> Weights:
-        """By name; the network keeps none."""
+        """By name, zeros of what took no part in the loss; the network keeps none."""
         names, parameters = zip(*self.network.named_parameters(), strict=True)
-        gradients = torch.autograd.grad(loss, parameters)
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         # A convolution's gradient may lie in another order of memory than C's.
         return {name: np.ascontiguousarray(g.numpy()) for name, g in zip(names, gradients, strict=True)}
 
