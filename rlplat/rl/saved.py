@@ -1,7 +1,7 @@
 """State by declaration: what a checkpoint keeps of an object is named in its class.
 
-    class PPOLearner(ActorCriticLearner[PPOConfig]):
-        saved = {"rng": "_rng"}                         # key in the state: attribute; what its bases name comes with it
+    class CuriousLearner(PPOLearner):
+        saved = {"counts": "counts"}                    # key in the state: attribute; what its bases name comes with it
 
     state = learner.get_state()                         # nested dicts of numpy arrays and JSON values, all copies
     learner.set_state(state)

@@ -69,6 +69,8 @@ class Rows(NamedTuple):
     mean: float = 0.0
     scale: float = 1.0
     """(advantages - mean) * scale: what normalises those of the whole minibatch."""
+    is_whole: bool = False
+    """Whether they are all rows of the rollout, in order."""
 
 
 _NONE = np.zeros((0, 0), np.float32)
@@ -152,7 +154,7 @@ class Rollout:
         """All rows, in order."""
         (T, B), has_core = self.batch.shape, self.batch.core_state.size > 0
         moments = self._moments(self.batch.valid_rows()) if normalize else (0.0, 1.0)
-        return Rows(np.arange(T * B), np.arange(B) if has_core else None, 1.0, *moments)
+        return Rows(np.arange(T * B), np.arange(B) if has_core else None, 1.0, *moments, is_whole=True)
 
     def _rows(self, chosen: Array, has_core: bool) -> Array:
         """chosen: rows, or with a core the environments whose fragments are meant."""

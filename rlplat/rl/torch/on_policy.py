@@ -200,12 +200,11 @@ class ActorCriticNet:
         """[N, ...], as the network takes them."""
         from rlplat.rl.torch.tensor_rows import TensorRows
 
-        rows = np.arange(obs_rows(obs))
-        return TensorRows(self._spec, obs, rows, {}, self.device).take(rows)[0]
+        return TensorRows(self._spec, obs, np.arange(obs_rows(obs)), {}, self.device).take()[0]
 
     def minibatch(self, rows: Rows) -> Minibatch:
         """Of the rollout that was loaded last."""
-        obs, actions, columns = self._table.take(rows.rows)
+        obs, actions, columns = self._table.take(None if rows.is_whole else rows.rows)
         made = Minibatch(obs, actions, **columns)
         if self._ends is not None:
             made = Unroll(obs, actions, **columns, rollout=self._rollout, ends=self._ends)

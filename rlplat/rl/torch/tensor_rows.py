@@ -48,16 +48,19 @@ class TensorRows:
             self._obs = _Leaf(obs, spec.obs, spec.encoders.get("", ""), device)
         self._device = device
 
-    def take(self, indices: Array) -> tuple[TensorObs, Tensor, dict[str, Tensor]]:
-        """indices: int64[M] -> obs [M, ...] (images [M, C, H, W] in channels-last memory order), actions, columns."""
-        rows = to_device(torch.from_numpy(indices), self._device)
+    def take(self, indices: Array | None = None) -> tuple[TensorObs, Tensor, dict[str, Tensor]]:
+        """indices: int64[M], None: all, without a copy -> obs [M, ...] (images [M, C, H, W] in channels-last memory
+        order), actions, columns."""
+        rows = None if indices is None else to_device(torch.from_numpy(indices), self._device)
         obs: TensorObs
         if isinstance(self._obs, dict):
             obs = {path: leaf.take(rows) for path, leaf in self._obs.items()}
         else:
             obs = self._obs.take(rows)
-        columns = self._columns.index_select(0, rows).unbind(1)
-        return obs, self._actions.index_select(0, rows), dict(zip(self._names, columns, strict=True))
+        columns, actions = (
+            whole if rows is None else whole.index_select(0, rows) for whole in (self._columns, self._actions)
+        )
+        return obs, actions, dict(zip(self._names, columns.unbind(1), strict=True))
 
 
 class _Leaf:
@@ -74,8 +77,8 @@ class _Leaf:
         if self._channels_first:
             self._tensor = channels_last(folded(self._tensor, leaf.layout)).permute(0, 2, 3, 1)
 
-    def take(self, rows: Tensor) -> Tensor:
-        taken = self._tensor.index_select(0, rows)
+    def take(self, rows: Tensor | None) -> Tensor:
+        taken = self._tensor if rows is None else self._tensor.index_select(0, rows)
         return taken.permute(0, 3, 1, 2) if self._channels_first else taken
 
 

@@ -82,5 +82,5 @@ def test_of_whole_rollouts_only_what_counts_is_normalised_and_a_single_row_stays
     )
     one = np.zeros((4, 3), np.bool_)
     one[1, 1] = True
-    assert rollout_of(one).whole(normalize=True)[3:] == (0.0, 1.0)
+    assert rollout_of(one).whole(normalize=True)[3:5] == (0.0, 1.0)
     assert rollout_of(valid, has_core=True).whole().envs.tolist() == [0, 1, 2]  # type: ignore[union-attr]
