@@ -19,10 +19,12 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 Record = dict[str, Any]
 """Name -> number, or None."""
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is not a record: it is skipped, and never wholly in memory."""
 
 
 class MetricsWriter(Protocol):
@@ -181,6 +183,22 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
     except FileNotFoundError:
         pass
     return records
+
+
+def whole_lines(file: BinaryIO, start: int) -> Iterator[tuple[bytes | None, int]]:
+    """(a line, the offset behind it) from an offset on, None for one that is too long; a half line at the end is left
+    for the next time."""
+    file.seek(start)
+    end, is_long = start, False
+    while text := file.readline(MAX_LINE_BYTES):
+        end += len(text)
+        if text.endswith(b"\n"):
+            yield (None if is_long else text), end
+            is_long = False
+        elif len(text) < MAX_LINE_BYTES:
+            return
+        else:
+            is_long = True
 
 
 def last_record(path: Path) -> Record | None:

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-MAX_LINE_BYTES = 1 << 20
-"""A longer line is not a record: it is skipped."""
+from rlplat.metrics import whole_lines
+
 MAX_KEPT_BYTES = 16 << 20
 """Of the lines whose rows one reading keeps. Of a larger file it keeps every second row, every fourth, ..."""
 
@@ -63,10 +62,9 @@ def read_since(path: Path, since: Cursor | None = None) -> Records:
                 file.seek(start - 1)
                 if file.read(1) != b"\n":  # cut and grown again: the lines are others
                     reset, start = True, 0
-            file.seek(start)
             records = Records(Cursor(status.st_ino, start), reset=reset)
             kept = _Kept()
-            for line, end in _lines(file, start):
+            for line, end in whole_lines(file, start):
                 row = None if line is None else _decode(line)
                 if row is None:
                     records.skipped += 1
@@ -77,22 +75,6 @@ def read_since(path: Path, since: Cursor | None = None) -> Records:
         return Records(Cursor(), reset=True)
     records.rows = kept.rows
     return records
-
-
-def _lines(file: BinaryIO, offset: int) -> Iterator[tuple[bytes | None, int]]:
-    """(a whole line, the offset behind it); None for one that is too long, of which nothing is kept."""
-    rest, is_long = b"", False
-    while data := file.read(MAX_LINE_BYTES):
-        *lines, tail = data.split(b"\n")
-        for line in lines:
-            whole, rest = rest + line, b""
-            offset += len(line) + 1
-            yield (None if is_long or len(whole) > MAX_LINE_BYTES else whole), offset
-            is_long = False
-        offset += len(tail)
-        rest += tail
-        if len(rest) > MAX_LINE_BYTES:
-            rest, is_long = b"", True
 
 
 class _Kept:
@@ -123,8 +105,6 @@ class _Kept:
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:
-    if len(line) > MAX_LINE_BYTES:
-        return None
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

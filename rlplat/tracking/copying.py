@@ -56,7 +56,7 @@ class Copier:
         self._directory, self._tracker_class, self._name = directory, tracker, name
         self._run_name, self._project = run_name or directory.resolve().name, project
         self._videos, self._checkpoints = videos, checkpoints
-        self._path = directory / FOLDER / f"{name.replace(':', '.').replace('/', '.')}.json"
+        self._path = directory / FOLDER / f"{file_name(name)}.json"
         self._tracker: Tracker | None = None
         self._held = 0
         self.copied = self._load()
@@ -152,6 +152,10 @@ class Copier:
     def drop(self) -> None:
         """Forget the tracker after it has failed: the next turn opens a new one."""
         self._tracker = None
+
+
+def file_name(tracker: str) -> str:
+    return tracker.replace(":", ".").replace("/", ".")
 
 
 def state_of(directory: Path) -> str:

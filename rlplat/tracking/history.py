@@ -13,13 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_LINE_BYTES = 1 << 20
-"""A longer line is not a record: it is skipped, and never wholly in memory."""
+from rlplat.metrics import whole_lines
+
 MOST_ROWS = 500
 """Of one `Rows`."""
 
@@ -70,14 +69,6 @@ class Rows:
     """Whether nothing follows by now."""
 
 
-@dataclass
-class _Line:
-    start: int
-    end: int
-    text: bytes | None = field(repr=False)
-    """None where it was too long."""
-
-
 def read_rows(path: Path, place: Place, most: int = MOST_ROWS) -> Rows:
     """The rows after `place`, `most` at a time; TakenBack where the place is gone. No file: no rows."""
     found = Rows([], place)
@@ -88,8 +79,10 @@ def read_rows(path: Path, place: Place, most: int = MOST_ROWS) -> Rows:
     with file:
         if place.digest:
             place = found.place = _found_again(file, place)
-        for line in _lines(file, place.end):
-            record = _record(line)
+        end = place.end
+        for text, behind in whole_lines(file, end):
+            start, end = end, behind
+            record = _record(text)
             if record is None or record["iteration"] < place.iteration:
                 found.skipped += 1
                 continue
@@ -98,7 +91,7 @@ def read_rows(path: Path, place: Place, most: int = MOST_ROWS) -> Rows:
                     found.rows.append(_row(record, is_closing=True))
                     place = found.place = replace(place, has_closed=True)
                 continue
-            place = Place(line.start, line.end, _digest(line.text), record["iteration"], record["env_steps"])
+            place = Place(start, end, _digest(text), record["iteration"], record["env_steps"])
             found.rows.append(_row(record))
             found.place = place
             if len(found.rows) >= most:
@@ -111,39 +104,21 @@ def _found_again(file: BinaryIO, place: Place) -> Place:
     file.seek(place.start)
     if _digest(file.read(place.end - place.start)) == place.digest:
         return place
-    for line in _lines(file, 0):
-        if line.text is not None and _digest(line.text) == place.digest:
-            return replace(place, start=line.start, end=line.end)
-    raise TakenBack
-
-
-def _lines(file: BinaryIO, start: int) -> Iterator[_Line]:
-    """Whole lines from an offset on; a half one at the end is left for the next time."""
-    file.seek(start)
-    while True:
-        text: bytes | None = file.readline(MAX_LINE_BYTES)
-        end = start + len(text or b"")
-        if not text:
-            return
-        while text is None or not text.endswith(b"\n"):
-            more = file.readline(MAX_LINE_BYTES)
-            if not more:
-                return
-            end += len(more)
-            text = None
-            if more.endswith(b"\n"):
-                break
-        yield _Line(start, end, text)
+    start = 0
+    for text, end in whole_lines(file, 0):
+        if text is not None and _digest(text) == place.digest:
+            return replace(place, start=start, end=end)
         start = end
+    raise TakenBack
 
 
 def _digest(text: bytes | None) -> str:
     return hashlib.sha256(text or b"").hexdigest()[:32]
 
 
-def _record(line: _Line) -> dict[str, Any] | None:
+def _record(line: bytes | None) -> dict[str, Any] | None:
     try:
-        record = json.loads(line.text or b"")
+        record = json.loads(line or b"")
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not all(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlplat.errors import ConfigError, RlplatError
-from rlplat.tracking.copying import FOLDER, Copier, state_of
+from rlplat.tracking.copying import FOLDER, Copier, file_name, state_of
 
 POLL_S = 2.0
 LONGEST_PAUSE_S = 60.0
@@ -29,16 +29,12 @@ class TrackingFailed(RlplatError):
 def only_one(directory: Path, name: str) -> Iterator[None]:
     """One copier per run and tracker; ConfigError where there is one."""
     (directory / FOLDER).mkdir(exist_ok=True)
-    with open(directory / FOLDER / f"{_file_name(name)}.lock", "w") as lock:
+    with open(directory / FOLDER / f"{file_name(name)}.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"another process is copying {directory} to {name} already") from None
         yield
-
-
-def _file_name(name: str) -> str:
-    return name.replace(":", ".").replace("/", ".")
 
 
 def follow(
@@ -83,7 +79,7 @@ class Sidecar:
 
     def __init__(self, directory: Path, name: str) -> None:
         self._name, self._directory = name, directory
-        self._log = directory / FOLDER / f"{_file_name(name)}.log"
+        self._log = directory / FOLDER / f"{file_name(name)}.log"
         self._process: subprocess.Popen[bytes] | None = None
         command = [sys.executable, "-m", "rlplat.cli", "track", str(directory), "--to", name]
         try:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.dashboard.follow import MAX_KEPT_BYTES, MAX_LINE_BYTES, Cursor, columns, read_since, thinned
+from rlplat.dashboard.follow import MAX_KEPT_BYTES, Cursor, columns, read_since, thinned
 from rlplat.dashboard.pages import Pages
+from rlplat.metrics import MAX_LINE_BYTES
 
 LINES = st.lists(
     st.one_of(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplat.metrics import forget_after
+from rlplat.metrics import MAX_LINE_BYTES, forget_after, whole_lines
 from rlplat.tracking import history
-from rlplat.tracking.history import MAX_LINE_BYTES, Place, Row, TakenBack, read_rows
+from rlplat.tracking.history import Place, Row, TakenBack, read_rows
 
 BAD = [
     b"",
@@ -123,6 +124,12 @@ def test_a_line_of_10_mb_is_skipped_and_never_read_as_a_whole(
         path.write_bytes(line(1, a="z" * pad) + b"\n" + line(2) + b"\n")
         rows = read_rows(path, Place()).rows
         assert [row.env_steps for row in rows] == ([10, 20] if length <= MAX_LINE_BYTES else [20])
+
+
+def test_a_line_whose_second_half_comes_between_two_reads_is_left_for_the_next_time() -> None:
+    parts = iter([b'{"iteration": 1}\n', b'{"itera', b'tion": 2}\n', b""])
+    file = SimpleNamespace(seek=lambda place: None, readline=lambda limit: next(parts))
+    assert list(whole_lines(cast(Any, file), 0)) == [(b'{"iteration": 1}\n', 17)]
 
 
 def test_columns_come_and_go_and_what_is_no_finite_number_is_absent(tmp_path: Path) -> None:
