@@ -11,26 +11,6 @@ from rlplat.errors import OptionError
 from rlplat.serve import Application, Deployment, Handle, Running
 from rlplat.serve import model_id as get_multiplexed_model_id
 
-__all__ = [
-    "Application",
-    "Deployment",
-    "DeploymentHandle",
-    "HTTPOptions",
-    "Handle",
-    "Running",
-    "batch",
-    "delete",
-    "deployment",
-    "get_app_handle",
-    "get_multiplexed_model_id",
-    "multiplexed",
-    "run",
-    "serve",
-    "shutdown",
-    "start",
-    "status",
-]
-
 DeploymentHandle = Handle
 _NOT_HERE = {
     "route_prefix": "each application has its own port",

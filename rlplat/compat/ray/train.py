@@ -18,28 +18,6 @@ from rlplat.compat.ray.session import Checkpoint, get_checkpoint, get_context, r
 from rlplat.errors import OptionError
 from rlplat.paths import expanded
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointConfig",
-    "FailureConfig",
-    "Rank",
-    "Result",
-    "RunConfig",
-    "ScalingConfig",
-    "TorchConfig",
-    "TorchTrainer",
-    "data_parallel",
-    "expanded",
-    "get_checkpoint",
-    "get_context",
-    "get_device",
-    "prepare_data_loader",
-    "prepare_model",
-    "report",
-    "session",
-    "torch",
-]
-
 
 @dataclass
 class ScalingConfig:

@@ -8,12 +8,4 @@ from rlplat.compat.ray.util.sgd import torch, utils
 from rlplat.compat.ray.util.sgd.torch import TorchTrainer, TrainingOperator
 from rlplat.data_parallel import TFTrainer
 
-__all__ = [
-    "TFTrainer",
-    "TorchTrainer",
-    "TrainingOperator",
-    "torch",
-    "utils",
-]
-
 sys.modules[f"{__name__}.tf"] = sys.modules[__name__]

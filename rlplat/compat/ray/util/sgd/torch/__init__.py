@@ -15,14 +15,6 @@ from rlplat.compat.ray.refusals import check
 from rlplat.compat.ray.util.sgd import utils
 from rlplat.errors import OptionError
 
-__all__ = [
-    "PyTorchTrainer",
-    "TorchTrainer",
-    "TrainingOperator",
-    "data_parallel",
-    "utils",
-]
-
 _NOT_HERE = {
     "apex_args": "use_fp16=True is torch.autocast",
     "ddp_args": "find_unused_parameters= of rlplat.data_parallel.TorchTrainer",
