@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rlplat.cluster.calls import ask, on_each
@@ -96,9 +95,7 @@ class Launcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
 
@@ -288,7 +285,7 @@ class Launcher:
             )
 
         heads: list[str] = []
-        rows = self._rows(self.nodes[:1], on_each(self.nodes[:1], lambda node: start(node, first)))
+        rows = _rows_of([self.head.name], on_each(self.nodes[:1], lambda node: start(node, first)))
         _refuse(rows, NotStarted, "the other nodes were not started")
         joining = {
             node.name: self._engine.worker(node.name, address, heads[0])
@@ -297,7 +294,7 @@ class Launcher:
             for node, address in zip(self.nodes[1:], addresses[1:], strict=True)
         }
         others = on_each(self.nodes[1:], lambda node: start(node, joining[node.name]))
-        rows += self._rows(self.nodes[1:], others)
+        rows += _rows_of([node.name for node in self.nodes[1:]], others)
         _refuse(rows, NotStarted, "the cluster is not up")
         return [replace(rows[0], text=f"{rows[0].text}, head"), *rows[1:]]
 
@@ -307,12 +304,6 @@ class Launcher:
     def _address(self, node: Node, seen: Mapping[str, Any]) -> str:
         given = self.cluster.ssh.addresses.get(node.name) if self.cluster.ssh else None
         return given or seen["address"]
-
-    def _rows(self, nodes: Sequence[Node], done: Sequence[Row | Exception]) -> list[Row]:
-        return [
-            each if isinstance(each, Row) else Row(node.name, False, str(each))
-            for node, each in zip(nodes, done, strict=True)
-        ]
 
     def _names_on(self, machine: Machine) -> list[str]:
         scaled = self._scaled if machine is self.head.machine else []
@@ -336,11 +327,12 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _rows_of(names: Sequence[str], answers: Sequence[Any]) -> list[Row]:
-    """ready, or what the exception in the place of the answer says."""
+    """Rows as they are; of others `ready`, or what the exception in the place of the answer says."""
     return [
-        Row(name, False, str(answer)) if isinstance(answer, Exception) else Row(name, True, "ready")
+        answer if isinstance(answer, Row)
+        else Row(name, False, str(answer)) if isinstance(answer, Exception) else Row(name, True, "ready")
         for name, answer in zip(names, answers, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def _refuse(rows: Sequence[Row], error: type[RlplatError], ending: str) -> None:

@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rlplat.cluster.settings import SshSettings
@@ -36,9 +35,7 @@ class Machine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
     def argv(self, command: Sequence[str], terminal: bool = False) -> list[str]:
@@ -89,9 +86,7 @@ class SshMachine(Machine):
             time.sleep(0.01)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._master is not None:
             self._master.terminate()
             self._master.communicate()

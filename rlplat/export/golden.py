@@ -36,6 +36,11 @@ def difference(expected: np.ndarray, got: np.ndarray) -> float:
     return largest if np.isfinite(largest) else np.inf
 
 
+def worst(expected: Arrays, got: Arrays) -> tuple[float, str]:
+    """(the largest difference, the output that has it)"""
+    return max((difference(array, got[name]), name) for name, array in expected.items())
+
+
 def _dump(arrays: Arrays) -> dict[str, dict[str, object]]:
     return {
         name: {

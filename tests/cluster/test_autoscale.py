@@ -24,7 +24,7 @@ def cpu(number: int, state: Any = "running", free: float = 4, idle_s: float = 0.
     return NodeSeen(f"cpu-{number}", "cpu", state, {"CPU": free}, idle_s)
 
 
-def decided(nodes: Sequence[NodeSeen], demands: Sequence[Demand] | None, **more: Any) -> Decision:
+def decided(nodes: Sequence[NodeSeen], demands: Sequence[Demand], **more: Any) -> Decision:
     return decide([HEAD, *nodes], demands, TYPES, 60, **more)
 
 
@@ -74,7 +74,6 @@ def test_unknown_is_not_gone() -> None:
     three = [cpu(number, "unknown") for number in (1, 2, 3)]
     assert decided(three, [Demand(({"CPU": 1},))]) == Decision({"gpu": 1}, [], [])
     assert decided(three, [Demand(({"CPU": 1},))], blocked={"gpu"}) == Decision({}, [], [])
-    assert decided([cpu(1, idle_s=1e6)], None) == Decision()  # the engine does not answer
 
 
 def test_what_no_type_could_hold_is_named_with_the_types_there_are() -> None:

@@ -7,7 +7,7 @@
 2. A node that was idle for `idle_timeout_s`, and that rule 1 did not use, is drained: the longest idle first, down to
    `min_nodes`.
 3. What is unknown is not gone: a node that cannot be asked counts, and is neither drained nor replaced; where the
-   engine itself cannot be asked (`demands` is None) nothing happens at all.
+   engine itself cannot be asked nothing is decided.
 4. What the types could never hold, each with all its nodes, starts nothing and is named.
 
 A decision looks at each node once for each different size of bundle, and not once for each thing that waits.
@@ -80,14 +80,12 @@ class EngineNode:
 
 def decide(
     nodes: Sequence[NodeSeen],
-    demands: Sequence[Demand] | None,
+    demands: Sequence[Demand],
     types: Mapping[str, NodeType],
     idle_timeout_s: float,
     blocked: Collection[str] = (),
 ) -> Decision:
-    """demands: None where the engine cannot be asked. blocked: types of which no node is started now."""
-    if demands is None:
-        return Decision()
+    """blocked: types of which no node is started now."""
     existing = dict.fromkeys(types, 0)
     for node in nodes:
         existing[node.type] = existing.get(node.type, 0) + 1
