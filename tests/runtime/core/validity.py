@@ -80,8 +80,16 @@ def _check_workers(node: Node) -> None:
         assert worker.placement is None or worker.placement.worker is worker
     idle = [worker for workers in (*node.idle.values(), *node.fresh.values()) for worker in workers]
     assert len(idle) == len(set(idle)) == node.num_idle, "an idle worker is listed twice, or not counted"
-    assert set(idle) == set(by_state.get("idle", ())), "the list of idle workers is not the idle workers"
-    assert all(worker.placement is None for worker in idle)
+    on_gpus = node.idle_on_gpus
+    assert all(worker.gpu_ids == ids and not worker.is_fresh for ids, worker in on_gpus.items())
+    assert len({gpu for ids in on_gpus for gpu in ids}) == sum(map(len, on_gpus)), (
+        "two idle workers hold one GPU"
+    )
+    assert {*idle, *on_gpus.values()} == set(by_state.get("idle", ())), (
+        "the lists of idle workers are not they"
+    )
+    assert all(worker.placement is None for worker in by_state.get("idle", ()))
+    assert not any(worker.gpu_ids for worker in idle)
     for kept, is_fresh in ((node.idle, False), (node.fresh, True)):
         for env, workers in kept.items():
             assert all(worker.env == env and worker.is_fresh == is_fresh for worker in workers)

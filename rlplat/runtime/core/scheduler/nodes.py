@@ -127,6 +127,8 @@ class Node(Pool):
         earlier task left there (objects that others need) must not."""
         self.num_idle = 0
         """All of both."""
+        self.idle_on_gpus: dict[tuple[int, ...], Worker] = {}
+        """Workers that have run tasks, by their GPUs; each GPU has one at the most."""
         self.starting: dict[str, int] = {}
         """Workers that nobody in particular waits for."""
         self.waiting: dict[str, OrderedDict[Placement, None]] = {}
@@ -149,11 +151,19 @@ class Node(Pool):
         self.num_idle -= 1
         return idle.pop()
 
+    def take_idle_on_gpus(self, gpu_ids: Iterable[int]) -> list[Worker]:
+        """Those that hold memory of any of these."""
+        gpus = set(gpu_ids)
+        return [self.idle_on_gpus.pop(ids) for ids in list(self.idle_on_gpus) if not gpus.isdisjoint(ids)]
+
     def add_idle(self, worker: Worker) -> None:
         (self.fresh if worker.is_fresh else self.idle).setdefault(worker.env, []).append(worker)
         self.num_idle += 1
 
     def remove_idle(self, worker: Worker) -> None:
+        if worker.gpu_ids:
+            del self.idle_on_gpus[worker.gpu_ids]
+            return
         (self.fresh if worker.is_fresh else self.idle)[worker.env].remove(worker)
         self.num_idle -= 1
 
@@ -203,15 +213,17 @@ class Placement:
 class Worker:
     """A worker process, as far as the scheduler cares."""
 
-    __slots__ = ("env", "id", "is_blocked", "is_fresh", "node", "placement", "state")
+    __slots__ = ("env", "gpu_ids", "id", "idle_since", "is_blocked", "is_fresh", "node", "placement", "state")
 
-    def __init__(self, id: str, node: Node, env: str) -> None:
-        self.id, self.node, self.env = id, node, env
+    def __init__(self, id: str, node: Node, env: str, gpu_ids: tuple[int, ...]) -> None:
+        self.id, self.node, self.env, self.gpu_ids = id, node, env, gpu_ids
         self.state = "starting"
         """starting | idle | leased | actor | dying"""
         self.placement: Placement | None = None
         """What it uses, until it is gone. One that starts with GPUs has it from the beginning."""
         self.is_blocked = False
+        self.idle_since = 0.0
+        """With GPUs only."""
         self.is_fresh = True
         """It has run nothing yet."""
 

@@ -28,6 +28,7 @@ from rlplat.runtime.wire.values import ErrorInfo, Shape
 
 _MAX_INDEXES = 32
 _MAX_QUEUES = 4096
+_GPU_IDLE_S = 10.0
 _START_FAILURES = 3
 """Workers in a row that may die before they are ready until the next start waits."""
 
@@ -238,6 +239,10 @@ class Placing:
         if pool is not node:
             pool.users[placement] = None
         if shares:
+            idle = self._take_on_gpus(node, tuple(shares), env, actor is not None)
+            if idle is not None:
+                self.give(idle, placement)
+                return
             placement.worker = self._start(node, env, shape.memory, placement)
         else:
             worker = node.take_idle(env, actor is not None)
@@ -310,13 +315,11 @@ class Placing:
     def _start(self, node: Node, env: str, memory: int, placement: Placement | None) -> Worker:
         id = f"w{self.next_worker}"
         self.next_worker += 1
-        worker = self.workers[id] = node.workers[id] = Worker(id, node, env)
-        gpu_ids: tuple[int, ...] = ()
+        gpu_ids = () if placement is None else tuple(placement.shares)
+        worker = self.workers[id] = node.workers[id] = Worker(id, node, env, gpu_ids)
+        worker.placement = placement
         if placement is None:
             node.starting[env] = node.starting.get(env, 0) + 1
-        else:
-            worker.placement = placement
-            gpu_ids = tuple(placement.shares)
         self.turn.out.append(StartWorker(id, gpu_ids, node.name, env, memory))
         return worker
 
@@ -359,6 +362,32 @@ class Placing:
             self.has_worker(placement)
             self.give(worker, placement)
             self.start_missing(worker.node, worker.env)
+
+    def _take_on_gpus(
+        self, node: Node, gpu_ids: tuple[int, ...], env: str, is_for_actor: bool
+    ) -> Worker | None:
+        """The idle worker with just these GPUs; others that hold memory of any of them end."""
+        found = None
+        for worker in node.take_idle_on_gpus(gpu_ids):
+            if not is_for_actor and (worker.gpu_ids, worker.env) == (gpu_ids, env):
+                found = worker
+            else:
+                self.retire(worker)
+        return found
+
+    def _keep_on_gpus(self, worker: Worker) -> None:
+        """Idle, for a while: a process that the runtime knows nothing of may need the memory that it holds."""
+        for other in worker.node.take_idle_on_gpus(worker.gpu_ids):
+            self.retire(other)
+        worker.state, worker.idle_since = "idle", self.turn.now
+        worker.node.idle_on_gpus[worker.gpu_ids] = worker
+        self.turn.wake_at(self.turn.now + _GPU_IDLE_S, self._end_on_gpus, (worker, worker.idle_since))
+
+    def _end_on_gpus(self, kept: tuple[Worker, float]) -> None:
+        worker, since = kept
+        if worker.node.idle_on_gpus.get(worker.gpu_ids) is worker and worker.idle_since == since:
+            worker.node.remove_idle(worker)
+            self.retire(worker)
 
     def give(self, worker: Worker, placement: Placement) -> None:
         out = self.turn.out
@@ -423,8 +452,10 @@ class Placing:
         assert placement is not None
         self.forget_lease(worker, placement)
         self.release(worker)
-        if is_worn or placement.shares or (node.has_surplus() and not node.waiting.get(worker.env)):
+        if is_worn or (not worker.gpu_ids and node.has_surplus() and not node.waiting.get(worker.env)):
             self.retire(worker)
+        elif worker.gpu_ids:
+            self._keep_on_gpus(worker)
         else:
             self.make_idle(worker)
         self.freed(placement.pool)

@@ -11,7 +11,8 @@ Rules
 4. A worker serves one client's leases, or one actor, at a time; a lease's worker returns to the idle ones. An actor
    gets a worker that has run nothing yet: the process ends with it, and objects of earlier tasks would be lost.
 5. `num_spares` ready workers are kept on each node beside those in use, so that a demand rarely waits for a fork.
-   A demand for GPUs always gets a new worker: CUDA_VISIBLE_DEVICES cannot change in a process.
+   A demand for GPUs gets a new worker, for CUDA_VISIBLE_DEVICES cannot change in a process; or, when it is a lease, the
+   idle one of just these GPUs: one is kept for each GPU, for 10 s, until another demand takes one of its GPUs.
 6. A blocked worker lends its CPUs; when it goes on they may be overdrawn for a while.
 7. When a worker dies its resources are free, what it owned or leased ends, and everybody is told; its actor ends or has
    another process (`lives`). A lost node is the death of all its workers.

@@ -165,7 +165,7 @@ def _view_workers(placing: Placing) -> list[dict[str, Any]]:
                 "client": "" if placement is None else placement.client,
                 "actor": "" if actor is None else actor.id,
                 "resources": {} if placement is None else dict(placement.shape.demand),
-                "gpu_ids": [] if placement is None else list(placement.shares),
+                "gpu_ids": list(worker.gpu_ids),
                 "is_blocked": worker.is_blocked,
                 "env": worker.env,
             }

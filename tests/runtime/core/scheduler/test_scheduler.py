@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from rlplat.runtime.core.scheduler.events import (
     StopWorker,
     Tell,
     TellDied,
+    Tick,
     WakeAt,
     WorkerBlocked,
     WorkerLost,
@@ -141,10 +143,60 @@ def test_every_gpu_goes_to_one_worker_and_comes_back() -> None:
     assert {house.gpus[one[0]], house.gpus[two[0]]} == {(0,), (1,)}
     assert house.lease("c", GPU) == []
     out = house.tell(LeaseReturned("a", one[0]))
-    # CUDA_VISIBLE_DEVICES cannot change in a process, so the worker goes.
-    assert [a.worker for a in out if isinstance(a, StopWorker)] == one
+    assert not of(StopWorker, out)
     (granted,) = of(Granted, out)
-    assert house.gpus[granted.worker] == house.gpus[one[0]]
+    assert [granted.worker] == one
+
+
+GPU_OF_ENV = Shape(GPU.demand, env="e")
+BOTH_GPUS = shape(GPU=2.0)
+
+
+@pytest.mark.parametrize("other", [GPU_OF_ENV, BOTH_GPUS], ids=["of another environment", "of more GPUs"])
+def test_an_idle_gpu_worker_ends_when_another_demand_has_its_gpu(other: Shape) -> None:
+    house = House(num_gpus=2)
+    (one,) = house.lease("a", GPU)
+    assert not house.tell(LeaseReturned("a", one))
+    out = house.tell(LeasesRequested("b", other, 1))
+    # CUDA_VISIBLE_DEVICES and the environment cannot change in a process.
+    assert [stop.worker for stop in of(StopWorker, out)] == [one]
+    assert [granted.worker for granted in of(Granted, out)] != [one]
+
+
+def test_an_actor_never_gets_an_idle_gpu_worker() -> None:
+    house = House(num_gpus=1)
+    (one,) = house.lease("a", GPU)
+    house.tell(LeaseReturned("a", one))
+    out = house.actor("driver:1", demand=GPU)
+    assert [stop.worker for stop in of(StopWorker, out)] == [one]
+    assert of(Placed, out)[0].worker != one
+
+
+def test_one_idle_worker_per_gpu_is_kept_for_a_while() -> None:
+    house = House(num_gpus=1)
+    first, second = house.lease("a", shape(GPU=0.5), 2)
+    assert not house.tell(LeaseReturned("a", first))
+    stops = of(StopWorker, house.tell(LeaseReturned("a", second)))
+    assert [stop.worker for stop in stops] == [first]
+    assert house.lease("a", GPU) == [second]
+    house.tell(LeaseReturned("a", second))
+    scheduler = house.scheduler
+    assert not scheduler.handle(Tick(), 9.0)[:-1]
+    stops = of(StopWorker, scheduler.handle(Tick(), 10.0))
+    assert [stop.worker for stop in stops] == [second]
+    check_scheduler(scheduler)
+    house.tell(WorkerLost(second, "ended"))
+
+
+def test_a_worn_or_dead_gpu_worker_is_not_kept() -> None:
+    house = House(num_gpus=1)
+    (one,) = house.lease("a", GPU)
+    out = house.tell(LeaseReturned("a", one, is_worn=True))
+    assert [stop.worker for stop in of(StopWorker, out)] == [one]
+    (two,) = house.lease("a", GPU)
+    house.tell(LeaseReturned("a", two))
+    house.tell(WorkerLost(two, "SIGKILL"))
+    assert house.lease("a", GPU) not in ([one], [two])
 
 
 def test_fractions_fill_one_gpu_before_the_next() -> None:
@@ -261,7 +313,16 @@ def test_random_histories_keep_the_books(data: st.DataObject) -> None:
     alive: dict[str, str] = {}  # state as the outside sees it: starting | ready | stopping
     leases: dict[str, str] = {}
     placed: dict[str, str] = {}
-    demands = [Shape(), CPU, shape(CPU=0.5), shape(CPU=2.0), GPU, shape(GPU=0.5), shape(CPU=1.0, GPU=1.0)]
+    demands = [
+        Shape(),
+        CPU,
+        shape(CPU=0.5),
+        shape(CPU=2.0),
+        GPU,
+        shape(GPU=0.5),
+        shape(CPU=1.0, GPU=1.0),
+        BOTH_GPUS,
+    ]
 
     def perform(actions: list[Any]) -> None:
         for action in actions:

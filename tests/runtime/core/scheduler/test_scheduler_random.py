@@ -42,6 +42,8 @@ DEMANDS = [
     shape(CPU=2.0),
     shape(GPU=1.0),
     shape(GPU=0.5),
+    shape(GPU=1.0, env="e"),
+    shape(GPU=2.0),
     shape(CPU=1.0, env="e"),
     shape(CPU=1.0, strategy="SPREAD"),
     shape(CPU=1.0, strategy="node:n1"),
