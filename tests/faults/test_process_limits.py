@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rlplat
@@ -270,3 +272,38 @@ def test_an_actor_that_cannot_be_killed_twice_is_reported_once(cluster: None) ->
     with pytest.raises(ActorDied, match=r"rlplat\.kill"):
         rlplat.get(actor.pid.remote())
     assert eventually(lambda: not alive([pid]), 60)
+
+
+def test_a_driver_that_can_start_no_thread_writes_spills_and_hears_of_deaths(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So it is at a limit of threads, and in a handler of `atexit` from Python 3.12 on."""
+    rlplat.init(num_cpus=1, num_gpus=0, object_store_memory=250_000_000)
+
+    @rlplat.remote
+    class Actor:
+        def put(self) -> list[rlplat.ObjectRef]:
+            return [rlplat.put(np.ones(12_500_000))]
+
+        def end(self) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    try:
+        actor = Actor.remote()
+        actor.on_death(print)
+        mine = [rlplat.put(np.ones(12_500_000))]
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        mine.append(rlplat.put(np.zeros(12_500_000)))
+        theirs = rlplat.get(actor.put.remote(), timeout=60)
+        assert [rlplat.get(ref).sum() for ref in (*mine, *theirs)] == [12_500_000, 0, 12_500_000]
+        with pytest.raises(ActorDied):
+            rlplat.get(actor.end.remote(), timeout=60)
+        assert "no callback of on_death is called (can't create new thread" in capfd.readouterr().err
+        with pytest.raises(RuntimeError, match="can't create new thread"):
+            actor.end.remote().future()
+    finally:
+        monkeypatch.undo()
+        rlplat.shutdown()

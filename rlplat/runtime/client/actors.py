@@ -547,4 +547,9 @@ def _tell(watchers: list[Callable[[ActorDied], Any]], error: ErrorInfo) -> None:
             except Exception:
                 say_traceback()
 
-    threading.Thread(target=tell, name="rlplat-on-death", daemon=True).start()
+    try:
+        threading.Thread(target=tell, name="rlplat-on-death", daemon=True).start()
+    except (
+        RuntimeError
+    ) as refusal:  # the interpreter ends, or a limit of threads; calls that wait must hear of it still
+        say(f"no callback of on_death is called ({refusal}): {error.message}")

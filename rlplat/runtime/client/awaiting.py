@@ -53,8 +53,9 @@ class Awaiting:
         with self._link.lock:
             self._link.check_open()
             if self._opener is None:
-                self._opener = threading.Thread(target=self._open_values, name="rlplat-futures", daemon=True)
-                self._opener.start()
+                opener = threading.Thread(target=self._open_values, name="rlplat-futures", daemon=True)
+                opener.start()
+                self._opener = opener
             # Settled by another thread: callbacks of futures are the user's code, and the lock is held here.
             self._objects.when_ready(ref, lambda value: self._to_open.put((future, value, ref)))
             self._link.loop.send_now()

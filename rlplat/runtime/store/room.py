@@ -6,8 +6,9 @@
 4. Those of the others, the process with the most first.
 5. It waits for somebody to free something, and begins again; at the deadline `ObjectStoreFull`.
 
-Copying to disk happens in the waiting thread, or in a thread of its own when another process asks; never under the
-loop's lock. A disk that is full is an error for whoever waits for room, and for nobody else.
+Copying to disk happens in the waiting thread, or in a thread of its own when another process asks; under the loop's
+lock only where no thread can be started. A disk that is full is an error for whoever waits for room, and for nobody
+else.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ class Spiller:
         """Why the last attempt ended early."""
 
     @signals.uninterrupted
-    def spill(self, needed: int) -> int:
-        """Without the lock: move objects until `needed` bytes are free; returns how many are."""
+    def spill(self, needed: int, has_lock: bool = False) -> int:
+        """Move objects until `needed` bytes are free; returns how many are. With the lock: unless another does it."""
         freed, tried = 0, set[str]()
+        if not self._one_at_a_time.acquire(blocking=not has_lock):
+            return 0
         self.failure = ""
-        with self._one_at_a_time:
+        try:
             while freed < needed:
                 with self._lock:
                     name = self._store.begin_move(tried) if self._store.can_spill() else None
@@ -66,8 +69,10 @@ class Spiller:
                         freed += self._store.end_move(name, outcome)
                 if self.failure:
                     break
-                if signals.has_put_off():
+                if signals.has_put_off() and not has_lock:
                     signals.run_put_off()
+        finally:
+            self._one_at_a_time.release()
         return freed
 
 
@@ -164,14 +169,17 @@ class Room:
         freed = self._store.drop_spares(1 << 62)
         if freed < message.to_spill:
 
-            def spill() -> None:
-                self._spiller.spill(message.to_spill - freed)
+            def spill(has_lock: bool = False) -> None:
+                self._spiller.spill(message.to_spill - freed, has_lock)
                 with self._loop.lock:
                     if not self._loop.is_closed:
                         self._loop.transport.post(sender, messages.RoomMade())
                         self._loop.send_now()
 
-            threading.Thread(target=spill, name="rlplat-spill", daemon=True).start()
+            try:
+                threading.Thread(target=spill, name="rlplat-spill", daemon=True).start()
+            except RuntimeError:  # the interpreter ends, or a limit of threads
+                spill(has_lock=True)
         else:
             self._loop.transport.post(sender, messages.RoomMade())
             self._loop.transport.flush()

@@ -468,12 +468,16 @@ def _copy_to(mapping: Mapping, offset: int, part: memoryview) -> None:
     import numpy as np
 
     target, source = np.asarray(mapping)[offset : offset + part.nbytes], np.frombuffer(part, np.uint8)
-    half = part.nbytes // 2 if part.nbytes >= _SHARED_COPY_BYTES else 0
-    if half:
+    half, helper = part.nbytes // 2, None
+    if part.nbytes >= _SHARED_COPY_BYTES:
         helper = threading.Thread(target=np.copyto, args=(target[:half], source[:half]))
-        helper.start()
-    np.copyto(target[half:], source[half:])
-    if half:
+        try:
+            helper.start()
+        except RuntimeError:  # the interpreter ends, or a limit of threads
+            helper = None
+    first = 0 if helper is None else half
+    np.copyto(target[first:], source[first:])
+    if helper is not None:
         helper.join()
 
 
