@@ -47,7 +47,7 @@ class Invariants:
             for id in getattr(message, "tasks", None) or (message.task,):
                 record = client.calls.records.get(id)
                 if record is not None:
-                    before.append((record, record.route.worker_of(record)))
+                    before.append((record, record.route.sent_to(record)))
             handle(sender, message)
             for record, target in before:
                 if record.id in client.calls.records:
@@ -212,7 +212,7 @@ class Invariants:
         for client in self.cluster.clients():
             process = self.world.processes[client.client_id]
             for record in client.calls.records.values():
-                worker = record.route.worker_of(record)
+                worker = record.route.sent_to(record)
                 lines.append(
                     f"{client.client_id}: {record.name} #{record.id} waits={record.waits} at {worker or 'nobody'}"
                 )

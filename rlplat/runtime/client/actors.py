@@ -42,7 +42,7 @@ _REMEMBERED = 100
 class Actors:
     """The way of every actor call (see `Route`). All but the verbs is called with the client's lock held."""
 
-    kind = "call"
+    kind, lane = "call", None
 
     def __init__(
         self,
@@ -437,10 +437,6 @@ class Actors:
 
     # ---------------------------------------------------------------- the route of their calls (lock held)
 
-    def worker_of(self, record: TaskRecord) -> str | None:
-        actor = self.books.get(record.target)
-        return None if actor is None else actor.worker
-
     def sent_to(self, record: TaskRecord) -> str | None:
         actor = self.books.get(record.target)
         return actor.worker if actor is not None and record.id in actor.in_flight else None
@@ -490,35 +486,25 @@ class Actors:
         if actor is not None:
             actor.in_flight.pop(record.id, None)
 
-    def withdraw(self, record: TaskRecord) -> None:
-        pass  # calls that have left the books are passed over
-
     def fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
         if type(record.message) is messages.CreateActor:
             self._not_made(record, error)
         else:
-            self._calls.fail(record, error)
+            self._calls.fail(record, error)  # (a queued call that has left the books is passed over)
             self._advance(record.target)
 
-    def doom(self, worker: str) -> None:
-        pass
-
-    def ended_with(self, record: TaskRecord, worker: str) -> bool:
-        return False  # the node's news of the actor says what becomes of its calls
-
-    def held_up_by(self, record: TaskRecord) -> TaskRecord | None:
+    def waits_for(self, record: TaskRecord) -> tuple[str, TaskRecord]:
         actor = self.books.get(record.target)
-        is_queued = actor is not None and actor.queue and record.id not in actor.in_flight
-        return actor.queue[0] if actor is not None and is_queued else None
+        if actor is None:
+            return "", record
+        is_queued = actor.queue and record.id not in actor.in_flight
+        return actor.worker or "", actor.queue[0] if is_queued else record
 
     def why_waiting(self, record: TaskRecord) -> str:
         actor = self.books.get(record.target)
         if actor is None or actor.worker is not None:
             return f"which is with worker {None if actor is None else actor.worker}"
         return "whose actor starts again" if actor.incarnation else "whose actor waits for its resources"
-
-    def resources(self) -> dict[str, float]:
-        return {}
 
 
 def _template(record: TaskRecord) -> TaskRecord:

@@ -45,7 +45,7 @@ class Calls:
         self._client_id, self._loop, self._transport = link.client_id, link.loop, link.transport
         self._running_again = self.rebuilder.under_way
         link.on(messages.Done, self._on_done)
-        link.on(messages.DoneFull, lambda sender, m: self._finish(sender, m.task, m.values))
+        link.on(messages.DoneFull, lambda sender, m: self.finish(sender, m.task, m.values))
         link.on(messages.WhoMakes, self._on_who_makes)
         link.at_end(self._fail_all)
 
@@ -132,11 +132,11 @@ class Calls:
         is_submitted = False
 
         def arrived(value: Value, place: int | str, ref: ObjectRef) -> None:
-            record.waits -= 1
             if value.error is not None:  # the call fails without running; the first error counts
                 if record.id in self.records:
                     record.route.fail_unsent(record, value.error)
                 return
+            record.waits -= 1
             if value.segment is not None:
                 value.holder = (ref.owner, ref.id)
             values = record.message.deps
@@ -188,12 +188,10 @@ class Calls:
             record = self.records.get(id) or next((r for r in self.records.values() if id in r.ids), None)
             if record is None:
                 continue
-            first = record.route.held_up_by(record) or record
+            worker, first = record.route.waits_for(record)
             refs = first.refs if first.waits else ()
             waits = [(ref.owner, ref.id) for ref in refs if ref and self._objects.holder(ref).value is None]
-            self._transport.post(
-                NODE, messages.Makes(id, record.route.worker_of(record) or "", record.name, waits)
-            )
+            self._transport.post(NODE, messages.Makes(id, worker, record.name, waits))
 
     # ---------------------------------------------------------------- results
 
@@ -224,31 +222,29 @@ class Calls:
                     entry.value = Value(data)
                     continue
             try:
-                self._finish(sender, id, (Value(data),))
+                self.finish(sender, id, (Value(data),))
             except Exception as error:  # which is this result's alone: the others that came with it count
                 raised = raised or error
         if raised is not None:
             raise raised
 
-    def _finish(self, sender: str, id: int, values: Sequence[Value]) -> None:
-        """`finish`; a result that cannot be taken in, by a fault of ours, becomes an error of who waits for it."""
-        record = self.records.get(id)
-        try:
-            self.finish(sender, id, values)
-        except Exception as error:
-            if record is not None and sender == record.route.worker_of(record) and not is_of_handler(error):
-                text = f"{record.name}: its result could not be taken in: {type(error).__name__}: {error}"
-                record.route.ended_with(record, sender)
-                self.fail(record, ErrorInfo("RuntimeFault", text))
-            raise
-
     def finish(self, sender: str, id: int, values: Sequence[Value]) -> None:
-        """The result of a call, from the worker that it was sent to, or an old one."""
+        """The result of a call, from the worker that it was sent to, or an old one. One that cannot be taken in, by a
+        fault of ours, becomes an error of who waits for it."""
         record = self.records.get(id)
-        if record is None or sender != record.route.worker_of(record):
+        if record is None or sender != record.route.sent_to(record):
             # A late result of an attempt that was given up (R1): refused.
             self._refuse(sender, values)
             return
+        try:
+            self._take_in(sender, record, values)
+        except Exception as error:
+            if not is_of_handler(error):
+                text = f"{record.name}: its result could not be taken in: {type(error).__name__}: {error}"
+                self.fail(record, ErrorInfo("RuntimeFault", text))
+            raise
+
+    def _take_in(self, sender: str, record: TaskRecord, values: Sequence[Value]) -> None:
         if len(values) != len(record.ids):
             # A fault of that worker: it must not end this process's I/O thread.
             self._refuse(sender, values)
@@ -259,11 +255,11 @@ class Calls:
                 self._refuse(sender, values)
                 record.route.again(record)
                 return
-        elif record.history is not None and self._streams.runs_again(id):
+        elif record.history is not None and self._streams.runs_again(record.id):
             record.route.again(record)
             return
-        values, inner = self._streams.finish(id, values)
-        del self.records[id]
+        values, inner = self._streams.finish(record.id, values)
+        del self.records[record.id]
         values = record.route.finished(record, sender, values)
         self.fill(record, values, inner, sender)
         if values and (len(values) > 1 or values[0].segment is not None):

@@ -96,7 +96,7 @@ class Cancels:
             worker = record.route.sent_to(record)
             error = ErrorInfo("TaskCancelled", f"nobody reads {record.name} any more")
             if worker is None:
-                self._fail_unsent(record, error)
+                record.route.fail_unsent(record, error)
                 continue
             record.retries_left = 0
             # (One that is being cancelled has its time limit already.)
@@ -112,7 +112,7 @@ class Cancels:
     ) -> None:
         worker = record.route.sent_to(record)
         if worker is None:
-            self._fail_unsent(record, error)
+            record.route.fail_unsent(record, error)
             return
         record.retries_left = 0
         kill_at = None if grace_s is None else self._clock() + grace_s
@@ -121,10 +121,6 @@ class Cancels:
             self._transport.post(worker, messages.CancelTask(record.id, recursive))
         self._tick(self._clock())
         self._loop.wake()
-
-    def _fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
-        record.route.withdraw(record)
-        record.route.fail_unsent(record, error)
 
     def _expire(self, record: TaskRecord, timeout_s: float) -> None:
         """Its deadline has passed: the ref fails now, the call is ended behind its back."""
@@ -157,7 +153,8 @@ class Cancels:
         for stopping in self._pending.due_kills(now):
             record = stopping.record
             if tasks.get(record.id) is record and record.route.sent_to(record) == stopping.worker:
-                record.route.doom(stopping.worker)
+                if record.route.lane is not None:
+                    record.route.lane.doom(stopping.worker)
                 reason = f"was killed to end {record.name} ({stopping.error.message})"
                 self._transport.post(NODE, messages.KillWorker(stopping.worker, reason))
                 self._transport.flush()
@@ -171,12 +168,13 @@ class Cancels:
         for id in ids:
             stopping = self._pending.stopping.pop(id, None)
             if stopping is not None and id in self._calls.records:
-                self._fail_unsent(stopping.record, stopping.error)
+                stopping.record.route.fail_unsent(stopping.record, stopping.error)
 
     def on_worker_died(self, worker: str) -> None:
         """Ahead of what its death means for others."""
         for stopping in self._pending.with_worker(worker):
             record = stopping.record
             is_open = self._calls.records.get(record.id) is record
-            if is_open and record.route.ended_with(record, worker):
+            # (What becomes of an actor's calls is said by the node's news of the actor.)
+            if is_open and record.route.kind == "task" and record.route.sent_to(record) == worker:
                 self._calls.fail(record, stopping.error)

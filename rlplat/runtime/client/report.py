@@ -106,7 +106,7 @@ def _task_row(client: Any, record: Any, state: str, worker: str) -> dict[str, An
         "owner": client.client_id,
         "waits": record.waits,
         "retries_left": record.retries_left,
-        "resources": record.route.resources(),
+        "resources": {} if record.route.lane is None else dict(record.route.lane.shape.demand),
     }
 
 

@@ -51,7 +51,7 @@ class Streams:
         if (
             record is None
             or stream is None
-            or sender != record.route.worker_of(record)
+            or sender != record.route.sent_to(record)
             or not self._counts(record, stream, message)
         ):
             objects.receive(message.value.refs, sender)
@@ -143,7 +143,7 @@ class Streams:
             return completed if stream.take_failure() else None
         ref, num_to_tell = stream.take()
         record, _ = self._open.get(stream.task, (None, None))
-        worker = record.route.worker_of(record) if record is not None and num_to_tell else None
+        worker = record.route.sent_to(record) if record is not None and num_to_tell else None
         if worker:
             self._link.transport.post(worker, messages.ItemsTaken(stream.task, num_to_tell))
             self._link.loop.send_now()

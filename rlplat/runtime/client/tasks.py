@@ -6,6 +6,7 @@ Everything here but `submit` and `submitter` is called with the client's lock he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -38,9 +39,6 @@ class TaskRoute:
     def __init__(self, lane: Lane, tasks: Tasks, calls: Calls) -> None:
         self.lane, self._tasks, self._calls = lane, tasks, calls
 
-    def worker_of(self, record: TaskRecord) -> str | None:
-        return record.target
-
     def sent_to(self, record: TaskRecord) -> str | None:
         lease = self.lane.lease_of(record.target)
         return record.target if lease is not None and record.id in lease.in_flight else None
@@ -61,7 +59,6 @@ class TaskRoute:
         in_flight = self.in_flight(record, worker)
         if in_flight is not None:
             in_flight.pop(record.id, None)
-        self._tasks.touched[self] = True
         return values
 
     def again(self, record: TaskRecord) -> None:
@@ -73,35 +70,23 @@ class TaskRoute:
             self.resolved(record)
 
     def failed(self, record: TaskRecord) -> None:
-        pass
-
-    def withdraw(self, record: TaskRecord) -> None:
-        if not record.waits:
-            try:
-                self.lane.ready.remove(record)
-            except ValueError:
-                pass
+        lease = self.lane.lease_of(record.target)
+        if lease is not None:
+            lease.in_flight.pop(record.id, None)
 
     def fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
+        if not record.waits:
+            with suppress(ValueError):
+                self.lane.ready.remove(record)
         self._calls.fail(record, error)
 
-    def doom(self, worker: str) -> None:
-        self.lane.doom(worker)
-
-    def ended_with(self, record: TaskRecord, worker: str) -> bool:
-        lease = self.lane.lease_of(worker)
-        return lease is not None and lease.in_flight.pop(record.id, None) is not None
-
-    def held_up_by(self, record: TaskRecord) -> TaskRecord | None:
-        return None
+    def waits_for(self, record: TaskRecord) -> tuple[str, TaskRecord]:
+        return self.sent_to(record) or "", record
 
     def why_waiting(self, record: TaskRecord) -> str:
         if record.target:
             return f"which is with worker {record.target}"
-        return f"which waits for a worker with {self.resources()}"
-
-    def resources(self) -> dict[str, float]:
-        return dict(self.lane.shape.demand)
+        return f"which waits for a worker with {dict(self.lane.shape.demand)}"
 
 
 class Tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rlplat.runtime.core.owner.lanes import TaskRecord
+from rlplat.runtime.core.owner.lanes import Lane, TaskRecord
 from rlplat.runtime.wire.values import ErrorInfo, Value
 
 
@@ -15,12 +15,13 @@ class Route(Protocol):
         """ "task" or "call"."""
         ...
 
-    def worker_of(self, record: TaskRecord) -> str | None:
-        """Where its result must come from."""
+    @property
+    def lane(self) -> Lane | None:
+        """Where a task waits; None for calls of actors."""
         ...
 
     def sent_to(self, record: TaskRecord) -> str | None:
-        """The worker that has it; None when it was not sent."""
+        """The worker that has it, which is where its result must come from; None when none has it."""
         ...
 
     def in_flight(self, record: TaskRecord, worker: str) -> dict[int, TaskRecord] | None:
@@ -44,33 +45,18 @@ class Route(Protocol):
         ...
 
     def failed(self, record: TaskRecord) -> None:
-        """It has left the books without a result."""
-        ...
-
-    def withdraw(self, record: TaskRecord) -> None:
-        """It is to leave the queue that it waits in."""
+        """It has left the books without a result: no worker has it any more."""
         ...
 
     def fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
         """It fails, and has not left this process."""
         ...
 
-    def doom(self, worker: str) -> None:
-        """This worker is to be killed to end a call: what it has besides runs again, and is not charged."""
-        ...
-
-    def ended_with(self, record: TaskRecord, worker: str) -> bool:
-        """Whether it was to end, and has done so with its worker."""
-        ...
-
-    def held_up_by(self, record: TaskRecord) -> TaskRecord | None:
-        """The call that it waits behind, because that waits for an argument; maybe itself."""
+    def waits_for(self, record: TaskRecord) -> tuple[str, TaskRecord]:
+        """The worker that it is with or bound for ("": none yet), and the call whose arguments it waits for: its own,
+        or one ahead of it."""
         ...
 
     def why_waiting(self, record: TaskRecord) -> str:
         """Why it has no result yet, in words."""
-        ...
-
-    def resources(self) -> dict[str, float]:
-        """What each of its calls takes."""
         ...

@@ -384,11 +384,6 @@ class Scheduler:
         placement = entry.placement if entry is not None else None
         return worker if placement is None or placement.actor is None else placement.actor.info.class_name
 
-    def memory_of(self, worker: str) -> int:
-        """The limit of what runs there now, in bytes; 0 for none."""
-        entry = self.placing.workers.get(worker)
-        return 0 if entry is None or entry.placement is None else entry.placement.shape.memory
-
     def in_use(self) -> dict[str, InUse]:
         """Workers that are leased or an actor."""
         return views.in_use(self.placing)

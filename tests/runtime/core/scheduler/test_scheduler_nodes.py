@@ -179,7 +179,6 @@ def test_a_worker_is_started_with_its_environment_and_memory_limit() -> None:
     (start,) = of(StartWorker, scheduler.handle(LeasesRequested("a", limited, 1), 0.0))
     assert (start.env, start.memory, start.node) == ("e1", 2**30, "n0")
     scheduler.handle(WorkerReady(start.worker), 0.0)
-    assert scheduler.memory_of(start.worker) == 2**30
     assert scheduler.in_use()[start.worker].memory == 2**30
 
 
