@@ -110,7 +110,7 @@ def _without(arguments: list[str], names: Sequence[str]) -> list[str]:
 def summary(base: Path, codes: dict[int, int]) -> list[str]:
     """A table of the runs, and of those that ended the mean, the interquartile mean and its interval."""
     from rlplat.catalog import describe_run
-    from rlplat.cli.view.runs import table
+    from rlplat.cli.view.runs import cell, table
     from rlplat.dashboard.bands import interval
 
     cells, ended = [], []
@@ -119,7 +119,8 @@ def summary(base: Path, codes: dict[int, int]) -> list[str]:
         cells.append(
             [
                 str(seed),
-                *(_text(row.get(name)) for name in ("env_steps", "episode_return_mean", "eval_return_mean")),
+                cell(row.get("env_steps"), "{:,d}".format),
+                *(cell(row.get(name), figure) for name in ("episode_return_mean", "eval_return_mean")),
                 "ended" if code == 0 else f"failed (exit code {code})",
             ]
         )
@@ -144,9 +145,3 @@ def summary(base: Path, codes: dict[int, int]) -> list[str]:
         pattern = f"{shlex.quote(str(shown(base)))}/seed-*"
         lines.append(spelled(f"the curves: rlplat plot {pattern} --out curves.pdf"))
     return lines
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return figure(value) if isinstance(value, float) else "-"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import importlib.resources
-import json
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -142,20 +141,15 @@ def clusters() -> dict[str, Any]:
     found = []
     for cluster in state.list_clusters():
         session = cluster["session"]
-        row: dict[str, Any] = {"cluster": _plain(cluster)}
+        row: dict[str, Any] = {"cluster": cluster}
         try:
-            row["status"] = _plain(state.cluster_status(cluster=session))
-            row["actors"] = _plain(state.list_actors(cluster=session, limit=200))
-            row["tasks"] = _plain(state.summarize_tasks(cluster=session))
+            row["status"] = state.cluster_status(cluster=session)
+            row["actors"] = state.list_actors(cluster=session, limit=200)
+            row["tasks"] = state.summarize_tasks(cluster=session)
         except RlplatError as error:
             row["error"] = str(error)
         found.append(row)
     return {"clusters": found}
-
-
-def _plain(value: Any) -> Any:
-    """JSON values of what `rlplat.state` gives."""
-    return json.loads(json.dumps(value, default=str))
 
 
 def serve(app: Starlette, listener: socket.socket) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from rlplat.catalog import describe_experiment, describe_run, find
@@ -64,29 +65,19 @@ _HEADER = ["run", "algo", "env", "seed", "env steps", "return", "eval", "wall", 
 def _cells(row: dict[str, Any]) -> list[str]:
     return [
         row["run"],
-        _text(row["algo"]),
-        _text(row["env"]).rpartition(os.sep)[2] if _is_file(row["env"]) else _text(row["env"]),
-        _text(row["seed"]),
-        _number(row["env_steps"], ",d"),
-        _figure(row["episode_return_mean"]),
-        _figure(row["eval_return_mean"]),
-        _number(row["wall_s"], ".1f", " s"),
+        cell(row["algo"]),
+        cell(row["env"]).rpartition(os.sep)[2] if _is_file(row["env"]) else cell(row["env"]),
+        cell(row["seed"]),
+        cell(row["env_steps"], "{:,d}".format),
+        cell(row["episode_return_mean"], figure),
+        cell(row["eval_return_mean"], figure),
+        cell(row["wall_s"], "{:.1f} s".format),
         "running" if row["is_running"] else "ended",
         row["updated"],
     ]
 
 
-_EXPERIMENT_HEADER = [
-    "experiment",
-    "trainable",
-    "searcher",
-    "scheduler",
-    "trials",
-    "metric",
-    "best",
-    "state",
-    "updated",
-]
+_EXPERIMENT_HEADER = "experiment trainable searcher scheduler trials metric best state updated".split()
 
 
 def _experiment_cells(row: dict[str, Any]) -> list[str]:
@@ -94,12 +85,12 @@ def _experiment_cells(row: dict[str, Any]) -> list[str]:
     has_all = row["trials"] is None or row["trials_ended"] >= row["trials"]
     return [
         row["run"],
-        _text(row["trainable"]),
-        _text(row["searcher"]),
-        _text(row["scheduler"]),
+        cell(row["trainable"]),
+        cell(row["searcher"]),
+        cell(row["scheduler"]),
         f"{row['trials_ended']}/{row['trials'] if row['trials'] is not None else '?'}",
-        ", ".join(metric) if isinstance(metric, list) else _text(metric),
-        _figure(row["best"]),
+        ", ".join(metric) if isinstance(metric, list) else cell(metric),
+        cell(row["best"], figure),
         "running" if row["is_running"] else "ended" if has_all else "unfinished",
         row["updated"],
     ]
@@ -109,16 +100,10 @@ def _is_file(env: Any) -> bool:
     return isinstance(env, str) and ".py:" in env
 
 
-def _text(value: Any) -> str:
-    return "-" if value is None else str(value)
-
-
-def _number(value: Any, form: str, unit: str = "") -> str:
-    return f"{value:{form}}{unit}" if isinstance(value, int | float) else "-"
-
-
-def _figure(value: Any) -> str:
-    return figure(value) if isinstance(value, int | float) else "-"
+def cell(value: Any, write: Callable[[Any], str] = str) -> str:
+    """`-` for what is not there, or is no number where one is to be written."""
+    is_there = value is not None if write is str else isinstance(value, int | float)
+    return write(value) if is_there else "-"
 
 
 def table(rows: list[list[str]], header: list[str]) -> str:
