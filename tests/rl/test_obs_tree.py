@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlplat.acting import find_no_choice
 from rlplat.rl.interfaces import Obs
 from rlplat.rl.obs_tree import (
     concat_obs,
     copy_obs,
-    find_no_choice,
     find_not_finite,
     map_obs,
     obs_rows,
