@@ -138,7 +138,7 @@ class Town:
 
     def strings(self) -> tuple[str, ...]:
         """Names that mean something here."""
-        return tuple(self.client.calls.codes)
+        return (where._code.key or "",)
 
     def num_dropped(self) -> int:
         """By the driver."""

@@ -11,6 +11,7 @@ import rlplat
 from rlplat.errors import ActorDied
 from rlplat.runtime import refs
 from rlplat.runtime.client import actors
+from rlplat.runtime.core.owner.lanes import MOST_CODES
 from tests.patience import soon
 
 
@@ -91,3 +92,67 @@ def test_books_of_detached_actors_that_are_gone_are_closed(monkeypatch: pytest.M
         with pytest.raises(ActorDied, match="it was killed by"):
             rlplat.get(handle.add.remote())
     assert soon(lambda: len(client.actors.books) == len(client.actors._detached) == 3)
+
+
+@rlplat.remote
+def tables_of_code() -> dict[str, int]:
+    worker: Any = refs.backend()
+    executor = worker.executor
+    return {
+        "code": len(executor._code),
+        "paces": len(worker._replies._told_pace),
+        "borrows": len(worker.objects.borrows),
+    }
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_code_of_closures_goes_with_them() -> None:
+    """2,000 closures, each with an object of its own."""
+    client: Any = refs.backend()
+    rlplat.get(tables_of_code.remote())
+    before = len(client.objects.book.entries)
+    for begin in range(0, 2000, 100):
+        held = [rlplat.put(number) for number in range(begin, begin + 100)]
+        closures = [rlplat.remote(lambda ref=ref: rlplat.get(ref)) for ref in held]
+        assert rlplat.get([closure.remote() for closure in closures]) == list(range(begin, begin + 100))
+    del held, closures
+    tables = rlplat.get([tables_of_code.remote() for _ in range(20)])
+    for table in tables:
+        assert (
+            table["code"] <= MOST_CODES
+            and table["paces"] <= MOST_CODES + 1
+            and table["borrows"] <= MOST_CODES
+        )
+    assert all(
+        len(lease.known_code) <= MOST_CODES for lane in client.tasks.lanes() for lease in lane.leases.values()
+    )
+    # What both workers have of them still, at most.
+    assert soon(
+        lambda: (
+            rlplat.get(tables_of_code.remote()) and len(client.objects.book.entries) - before < 2 * MOST_CODES
+        )
+    )
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("with_ref", [False, True])
+def test_code_that_a_worker_has_not_any_more_is_sent_again(with_ref: bool) -> None:
+    @rlplat.remote(num_cpus=2)
+    def forget() -> None:
+        worker: Any = refs.backend()
+        worker.executor._code.clear()
+
+    args = [rlplat.put(7)] if with_ref else [7]
+    same = rlplat.remote(num_cpus=2)(lambda given: given)
+    calls = [call for _ in range(5) for call in (same.remote(*args), forget.remote(), same.remote(*args))]
+    assert rlplat.get(calls, timeout=60) == [7, None, 7] * 5
+
+
+@pytest.mark.usefixtures("cluster")
+def test_code_whose_handle_is_gone_is_there_for_its_calls() -> None:
+    def late(gate: list[int]) -> int:
+        return gate[0]
+
+    waits = rlplat.remote(lambda: time.sleep(0.3) or [5]).remote()
+    after = rlplat.remote(late).remote(waits)  # its handle is gone before it is sent
+    assert rlplat.get(after, timeout=30) == 5

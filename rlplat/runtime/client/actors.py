@@ -107,7 +107,7 @@ class Actors:
                 options.exactly_once,
                 capture=capture_of(options),
             )
-            record, ref = self._calls.record(message, key, code.name, 1, refs)
+            record, ref = self._calls.record(message, code, code.name, 1, refs)
             creation, record.route = record.id, self
             actor_id = record.target = message.actor = f"{self._link.client_id}:{creation}"
             actor = self.books[actor_id] = ActorCalls(code.name, self._records)
@@ -126,7 +126,9 @@ class Actors:
             self._transport.post(NODE, place)
             if is_detached:
                 # The node creates it, again and again; for us it is there as soon as it has a worker.
-                self._transport.post(NODE, messages.KeepCreation(actor_id, self._calls.codes[key], message))
+                self._transport.post(
+                    NODE, messages.KeepCreation(actor_id, self._calls.code_message(code), message)
+                )
                 self._detached.add(actor_id)
                 del self._records[record.id]
                 self._calls.fill(record, (Value(codec.pack(None).data),))
@@ -253,7 +255,7 @@ class Actors:
         with self._lock:
             self._link.check_open()
             actor = self.books.get(actor_id) or self._book(handle)
-            record, out = self._calls.record(message, "", name, num_returns, refs)
+            record, out = self._calls.record(message, None, name, num_returns, refs)
             record.target, record.route = actor_id, self
             if retries:
                 record.retries_left = retries
@@ -304,7 +306,7 @@ class Actors:
         record = self._records[id] = TaskRecord(
             id,
             messages.Call(id, method, data),
-            "",
+            None,
             name,
             (id,),
             (handle._creation,),

@@ -2,7 +2,7 @@
 wait for, how they end.
 
 How one finds its worker is the affair of its route: of `tasks`, or of `actors`. Everything here but
-`make` and `code_key` is called with the client's lock held.
+`make`, `code_key` and `code_message` is called with the client's lock held.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlplat.errors import SerializationError
 from rlplat.runtime.client.objects import Objects, check_travels
 from rlplat.runtime.client.rebuilding import Rebuilder
 from rlplat.runtime.client.streams import Streams
-from rlplat.runtime.core.owner.lanes import TaskRecord
+from rlplat.runtime.core.owner.lanes import MOST_CODES, TaskRecord
 from rlplat.runtime.core.owner.retries import runs_again_after_error
 from rlplat.runtime.core.owner.route import Route
 from rlplat.runtime.link.link import Link
@@ -37,9 +37,6 @@ class Calls:
         """By the id of their first return value."""
         self.failures: Counter[str] = Counter()
         """Calls that ended in an error, by name."""
-        self.codes: dict[str, messages.Code] = {}
-        self.code_refs: dict[str, list[ObjectRef]] = {}
-        """What they close over: held, because any worker may need the code later."""
         self.rebuilder = Rebuilder(objects, self._submit_again)
         self._objects, self._streams = objects, streams
         self._client_id, self._loop, self._transport = link.client_id, link.loop, link.transport
@@ -94,7 +91,7 @@ class Calls:
         )
 
     def record(
-        self, message: Any, key: str, name: str, num_returns: int, refs: list[ObjectRef]
+        self, message: Any, code: RemoteCode | None, name: str, num_returns: int, refs: list[ObjectRef]
     ) -> tuple[TaskRecord, Any]:
         """Write the call into the books; what its caller gets: a ref, a list of them, or None."""
         objects = self._objects
@@ -103,7 +100,7 @@ class Calls:
             tuple(next(objects.ids) for _ in range(num_returns)) if num_returns > 1 else (next(objects.ids),)
         )
         message.task = ids[0]
-        record = self.records[ids[0]] = TaskRecord(ids[0], message, key, name, ids, refs)
+        record = self.records[ids[0]] = TaskRecord(ids[0], message, code, name, ids, refs)
         for id in ids:
             objects.book.add(id)
         refs_out = [objects.new_ref(id) for id in ids]
@@ -113,16 +110,15 @@ class Calls:
 
     def code_key(self, code: RemoteCode) -> str:
         """What workers know this function or class by; pickled at its first use."""
-        if code.key is None or code.key not in self.codes:
-            codec.dump_code(code)
-            assert code.key is not None and code.blob is not None
-            check_travels(code.refs)
-            keys = [(ref.owner, ref.id) for ref in code.refs]
-            self.codes[code.key] = messages.Code(
-                code.key, encodable(code.name), code.blob, keys, code.max_calls
-            )
-            self.code_refs[code.key] = code.refs
+        codec.dump_code(code)
+        assert code.key is not None
+        check_travels(code.refs)
         return code.key
+
+    def code_message(self, code: RemoteCode) -> messages.Code:
+        assert code.key is not None and code.blob is not None
+        keys = [(ref.owner, ref.id) for ref in code.refs]
+        return messages.Code(code.key, encodable(code.name), code.blob, keys, code.max_calls)
 
     # ---------------------------------------------------------------- arguments that are not there yet
 
@@ -174,11 +170,14 @@ class Calls:
 
     def introduce(self, worker: str, known_code: set[str], record: TaskRecord) -> None:
         """What goes ahead of a call: its code, once, and the news of refs that are lent with it."""
-        key = record.code_key
-        if key and key not in known_code:
-            known_code.add(key)
-            self._objects.hand_over(self.codes[key].refs, worker)
-            self._transport.post(worker, self.codes[key])
+        code = record.code
+        if code is not None and code.key not in known_code:
+            if len(known_code) >= MOST_CODES:
+                known_code.clear()
+            known_code.add(code.key)
+            message = self.code_message(code)
+            self._objects.hand_over(message.refs, worker)
+            self._transport.post(worker, message)
         for value in values_of(record.message):
             self._objects.hand_over(value.keys(), worker)
 

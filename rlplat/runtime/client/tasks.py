@@ -29,6 +29,7 @@ from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.wire.values import Capture, ErrorInfo, Shape, Value
 
 IDLE_LEASE_S = 0.1
+_MOST_PACES = 10_000
 
 
 class TaskRoute:
@@ -105,7 +106,7 @@ class Tasks:
         self._link, self._loop, self._transport = link, link.loop, link.transport
         self._objects, self._calls, self._cancels, self._streams = objects, calls, cancels, streams
         self._envs = envs
-        link.on(messages.Pace, lambda _, m: self._pace.update({m.code: m.seconds}))
+        link.on(messages.Pace, self._on_pace)
         link.on(messages.GaveBack, self._on_gave_back)
         link.on(messages.Granted, self._on_granted)
         link.on(messages.LeasesRefused, self._on_leases_refused)
@@ -137,7 +138,7 @@ class Tasks:
             message.capture = capture
         with self._loop.lock:
             self._link.check_open()
-            record, out = self._calls.record(message, key, name, options.num_returns, refs)
+            record, out = self._calls.record(message, code, name, options.num_returns, refs)
             record.retries_left = options.max_retries
             record.is_suspect = not options.max_retries
             record.route, lane = route, route.lane
@@ -187,7 +188,7 @@ class Tasks:
                     objects.collect()
                 id = next(ids)
                 record = tasks[id] = TaskRecord(
-                    id, Run(id, key, data), key, name, (id,), None, route, retries
+                    id, Run(id, key, data), code, name, (id,), None, route, retries
                 )
                 entries[id] = Entry(id)
                 ready.append(record)
@@ -218,7 +219,7 @@ class Tasks:
         if lane.leases:
             for lease, records in lane.assign(self._pace):
                 for record in records:
-                    if type(record.message) is messages.Run and record.code_key in lease.known_code:
+                    if type(record.message) is messages.Run and record.message.code in lease.known_code:
                         continue
                     self._calls.introduce(lease.worker, lease.known_code, record)
                 self._transport.post_all(lease.worker, [record.message for record in records])
@@ -290,6 +291,12 @@ class Tasks:
                 error = ErrorInfo(message.error.kind, f"task {record.name}: {message.error.message}")
                 self._calls.fail(record, error)
 
+    def _on_pace(self, sender: str, message: messages.Pace) -> None:
+        self._pace.pop(message.code, None)
+        self._pace[message.code] = message.seconds
+        if len(self._pace) > _MOST_PACES:
+            del self._pace[next(iter(self._pace))]
+
     def _on_gave_back(self, sender: str, message: messages.GaveBack) -> None:
         if sender in self._objects.dead:
             return  # its tasks were queued again when it died
@@ -301,7 +308,7 @@ class Tasks:
             lane = route.lane
             lease = lane.lease_of(sender)
             if lease is not None:
-                lane.gave_back(sender, message.tasks)
+                lane.gave_back(sender, message.tasks, message.forgotten)
                 if message.is_worn and not lease.in_flight and sender in lane.leases:
                     del lane.leases[sender]
                     self._transport.post(NODE, messages.ReturnLease(sender, is_worn=True))

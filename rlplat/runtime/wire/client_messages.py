@@ -112,6 +112,8 @@ class GaveBack(Message, tag=13):
     tasks: list[int]
     is_worn: bool = False
     """The worker has done its `max_calls`, and takes no more."""
+    forgotten: str = ""
+    """The key of their code, which is not there any more: it is to be sent again."""
 
 
 # ---------------------------------------------------------------- between owners and borrowers

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from rlplat.given.say import say
 from rlplat.runtime import connect, refs
 from rlplat.runtime.client.objects import Objects
+from rlplat.runtime.core.owner.lanes import MOST_CODES
 from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.process.spans import Span, Spans
+from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import ActorExit
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.worker.actor import EXITED_AT_ONCE, Actor, End, exit_code_of
@@ -27,6 +30,16 @@ from rlplat.runtime.worker.runners import Runner, make_runner
 from rlplat.runtime.worker.running import Running
 
 _SPANS = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class Code:
+    key: str
+    name: str
+    target: Any
+    """Bytes until it is first needed."""
+    refs: list[ObjectRef] | None
+    """What it closes over."""
 
 
 class Executor:
@@ -46,9 +59,8 @@ class Executor:
         self._link, self._objects, self._arguments, self._replies = link, objects, arguments, replies
         self._flows, self._waiters, self._queue, self._running = flows, waiters, queue, running
         self._ask_to_end = ask_to_end
-        self._code: dict[str, Any] = {}
-        """Functions and classes by key; bytes until one is first needed."""
-        self._names: dict[str, str] = {}
+        self._code: dict[str, Code] = {}
+        """Functions and classes by key, those last that came or were opened last."""
         self.actor: Actor | None = None
         """Once its constructor has returned."""
         self.actor_id = ""
@@ -60,24 +72,33 @@ class Executor:
         self._plain: Actor | None = None
         """An actor whose calls do."""
         self._spans = Spans(_SPANS)
-        """(name or key of the code, began, ended) of the last calls, for `rlplat timeline`."""
+        """(name, began, ended) of the last calls, for `rlplat timeline`."""
         self.has_nested = False
         """A task has opened a cluster inside this process."""
 
     # ---------------------------------------------------------------- code
 
-    def learn(self, message: messages.Code) -> None:
-        self._code.setdefault(message.key, message.blob)
-        self._names[message.key] = message.name
+    def learn(self, message: messages.Code, refs: list[ObjectRef] | None) -> None:
+        """Lock held."""
+        known = self._code.pop(message.key, None)
+        self._code[message.key] = known or Code(message.key, message.name, message.blob, refs)
 
     def knows(self, key: str) -> bool:
         return key in self._code
 
-    def _target(self, key: str) -> Any:
-        target = self._code[key]
-        if type(target) is bytes:
-            target = self._code[key] = codec.unpack(target)
-        return target
+    def _open(self, code: Code) -> Any:
+        """Its function or class; those that were not needed for longest go, and come again where they are."""
+        if type(code.target) is not bytes:
+            return code.target
+        code.target = codec.unpack(code.target)
+        gone = []
+        with self._link.lock:
+            self._code.pop(code.key, None)
+            self._code[code.key] = code
+            while len(self._code) > MOST_CODES:
+                gone.append(self._code.pop(next(iter(self._code))))
+        del gone  # what is the user's in them, without the lock
+        return code.target
 
     # ---------------------------------------------------------------- calls (main thread)
 
@@ -85,12 +106,15 @@ class Executor:
         """Run a call, or see to it that it runs elsewhere. Returns why this process ends now, if it does."""
         kind = type(message)
         if kind is messages.Run:
-            link, code = self._link, message.code
+            link, code = self._link, self._code.get(message.code)
+            if code is None:
+                self._replies.forgotten(owner, message)
+                return None
             began = link.clock()
             try:
-                target = self._code[code]
+                target = code.target
                 if type(target) is bytes:
-                    target = self._target(code)
+                    target = self._open(code)
                 if message.args == codec.NO_ARGS:
                     result = target()
                 else:
@@ -105,14 +129,14 @@ class Executor:
                     finally:
                         link.lock.release()
                 else:
-                    self._replies.result(owner, message.task, self._names[code], 1, result)
+                    self._replies.result(owner, message.task, code.name, 1, result)
             except SystemExit as error:
                 return exit_code_of(error)
             except BaseException as error:
-                self._replies.error(owner, message.task, f"task {self._names[code]}", 1, error)
+                self._replies.error(owner, message.task, f"task {code.name}", 1, error)
             ended = link.clock()
-            self._spans.append((code, began, ended))
-            self._replies.pace(owner, code, ended - began)
+            self._spans.append((code.name, began, ended))
+            self._replies.pace(owner, code.key, ended - began)
         elif kind is messages.Call and self._plain is not None:
             return self._plain.call_small(owner, message)
         elif kind is messages.RunFull and message.code:
@@ -129,13 +153,17 @@ class Executor:
 
     def _run_full(self, owner: str, message: messages.RunFull) -> End | None:
         """A task with more than small arguments and one small result."""
-        began, name = self._link.clock(), message.name or self._names[message.code]
+        code = self._code.get(message.code)
+        if code is None:
+            self._replies.forgotten(owner, message)
+            return None
+        began, name = self._link.clock(), message.name or code.name
         backend = refs.backend()
         if message.capture is not None:
             refs.set_backend(Capturing(backend, message.capture))
         try:
             args, kwargs = self._arguments.open(owner, message)
-            result = self._target(message.code)(*args, **kwargs)
+            result = self._open(code)(*args, **kwargs)
             del args, kwargs
             if message.num_returns < 0:
                 self._flows.stream(owner, message, name, result)
@@ -154,7 +182,8 @@ class Executor:
         return None
 
     def _create_actor(self, owner: str, message: messages.CreateActor) -> End | None:
-        name, link = self._names[message.code], self._link
+        code, link = self._code[message.code], self._link
+        name = code.name
         self.actor_id = message.actor
         if message.capture is not None:
             refs.set_backend(Capturing(refs.backend(), message.capture))
@@ -162,7 +191,7 @@ class Executor:
         try:
             crash_point("before_constructor")
             args, kwargs = self._arguments.open(owner, message)
-            instance = self._target(message.code)(*args, **kwargs)
+            instance = self._open(code)(*args, **kwargs)
             if message.exactly_once:
                 once = ExactlyOnce(checkpoint_path(link.session, message.actor))
                 once.open(instance)
@@ -185,9 +214,7 @@ class Executor:
             instance,
             once,
         )
-        self.runner = make_runner(
-            actor, self._target(message.code), message, self._running, self._waiters, self._ask_to_end
-        )
+        self.runner = make_runner(actor, code.target, message, self._running, self._waiters, self._ask_to_end)
         self.actor, self.actor_name = actor, name
         self._plain = actor if self.runner is None else None
         with link.lock:
@@ -226,20 +253,24 @@ class Executor:
 
     # ---------------------------------------------------------------- for those who look
 
+    def _name(self, key: str) -> str:
+        code = self._code.get(key)
+        return key if code is None else code.name
+
     def name_of(self, message: Any) -> str:
         """What messages call this call."""
         kind = type(message)
         if kind is messages.CreateActor:
-            return f"{self._names[message.code]}.__init__"
+            return f"{self._name(message.code)}.__init__"
         if kind is messages.Call:
             return f"{self.actor_name}.{message.method}"
         if message.code:
-            return str(getattr(message, "name", "") or self._names[message.code])
+            return str(getattr(message, "name", "") or self._name(message.code))
         return message.label or f"{self.actor_name}.{message.name}"
 
     def spans(self) -> list[Span]:
         """(name, began, ended) of the last calls."""
-        return [(self._names.get(name, name), began, ended) for name, began, ended in self._spans.last()]
+        return self._spans.last()
 
 
 ENTRIES = (Executor.execute.__code__, Executor._run_full.__code__, Outflows.stream.__code__)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlplat.errors import RuntimeFault, SerializationError
 from rlplat.runtime.client.objects import Objects
+from rlplat.runtime.core.owner.lanes import MOST_CODES
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.wire import codec, messages
@@ -97,9 +98,16 @@ class Replies:
             told /= 2  # come down in steps: one lucky task is not a pace
         else:
             return
+        if len(self._told_pace) > MOST_CODES:
+            self._told_pace.clear()
         self._told_pace[code] = told
         with self._lock:
             self._transport.post(owner, messages.Pace(code, told))
+
+    def forgotten(self, owner: str, message: Any) -> None:
+        """A task whose code is not here any more: its owner sends both again."""
+        with self._lock:
+            self._transport.post(owner, messages.GaveBack([message.task], forgotten=message.code))
 
     # ---------------------------------------------------------------- calls that were not (lock held)
 

@@ -120,12 +120,9 @@ class Worker(Client):
     # ---------------------------------------------------------------- messages
 
     def _on_code(self, sender: str, message: messages.Code) -> None:
-        self.executor.learn(message)
+        self.executor.learn(message, self.objects.receive(message.refs, sender))
         if message.max_calls:
             self._calls_left.setdefault(message.key, message.max_calls)
-        if message.refs:
-            held = self.objects.receive(message.refs, sender)
-            self.calls.code_refs.setdefault(message.key, held or [])
 
     def _on_work(self, sender: str, message: Any) -> None:
         kind = type(message)
@@ -139,11 +136,11 @@ class Worker(Client):
 
     def _check_work(self, kind: type, message: Any) -> None:
         """Raise ValueError for what the main thread cannot even answer with an error."""
-        if not self.executor.knows(message.code) and (message.code or kind is not messages.RunFull):
-            raise ValueError(f"its code {message.code!r:.50} was not sent")
         if kind is messages.RunFull and not -2 <= message.num_returns <= _MOST_RETURNS:
             raise ValueError(f"num_returns={message.num_returns}")
         if kind is messages.CreateActor:
+            if not self.executor.knows(message.code):
+                raise ValueError(f"its code {message.code!r:.50} was not sent")
             if self._is_actor:
                 raise ValueError("there is an actor in this process")
             if not _ACTOR_ID.fullmatch(message.actor):

@@ -24,6 +24,8 @@ from rlplat.runtime.wire.values import Shape
 
 AHEAD_S = 0.003
 MAX_AHEAD = 512
+MOST_CODES = 1000
+"""So many functions a worker keeps, and an owner takes it to know."""
 
 
 class TaskRecord(msgspec.Struct, eq=False, gc=False):
@@ -31,7 +33,8 @@ class TaskRecord(msgspec.Struct, eq=False, gc=False):
 
     id: int
     message: Any
-    code_key: str
+    code: Any
+    """The `RemoteCode` that it runs; None for a call of an actor."""
     name: str
     ids: tuple[int, ...]
     """Of its return values."""
@@ -108,7 +111,7 @@ class Lane:
             in_flight = lease.in_flight
             if in_flight and next(iter(in_flight.values())).is_suspect:
                 continue
-            room = self._ahead(pace.get(ready[0].code_key)) - len(in_flight)
+            room = self._ahead(pace.get(ready[0].code.key)) - len(in_flight)
             room = min(room, -(-len(ready) // (len(self.leases) - index)))
             worker = lease.worker
             records: list[TaskRecord] = []
@@ -143,10 +146,12 @@ class Lane:
         fullest.was_asked_back = True
         return fullest
 
-    def gave_back(self, worker: str, ids: list[int]) -> None:
+    def gave_back(self, worker: str, ids: list[int], forgotten: str = "") -> None:
+        """`forgotten`: the key of their code, when that is why."""
         lease = self.lease_of(worker)
         if lease is None:
             return
+        lease.known_code.discard(forgotten)
         records = [record for id in ids if (record := lease.in_flight.pop(id, None)) is not None]
         lease.is_stalled = bool(lease.in_flight)
         self.ready.extendleft(reversed(records))

@@ -27,11 +27,11 @@ class Caller:
             record = self._record(CreateActor(1, "code", "driver:1", 0, Value(), []))
             self.actor.queue.append(record)
             if may_restart:
-                self.actor.creation = TaskRecord(record.id, record.message, "code", "A", (record.id,), None)
+                self.actor.creation = TaskRecord(record.id, record.message, None, "A", (record.id,), None)
 
     def _record(self, message: Any, retries: int = 0, waits: int = 0) -> TaskRecord:
         id, self._next = self._next, self._next + 1
-        record = TaskRecord(id, message, "", f"A.f{id}", (id,), None, retries_left=retries, waits=waits)
+        record = TaskRecord(id, message, None, f"A.f{id}", (id,), None, retries_left=retries, waits=waits)
         self.open[id] = record
         return record
 

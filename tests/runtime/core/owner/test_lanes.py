@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from rlplat.runtime.core.owner.lanes import AHEAD_S, MAX_AHEAD, Lane, Lease, TaskRecord
 from rlplat.runtime.wire.values import Shape
 
@@ -18,7 +20,7 @@ def lane(*workers: str, num_ready: int = 0, max_leases: int = 4) -> Lane:
 
 
 def task(id: int, code: str = "code") -> TaskRecord:
-    return TaskRecord(id, None, code, f"task {id}", (id,), None)
+    return TaskRecord(id, None, SimpleNamespace(key=code), f"task {id}", (id,), None)
 
 
 def counts(made: Lane) -> dict[str, int]:
@@ -84,6 +86,14 @@ def test_what_was_given_back_comes_first_and_in_order() -> None:
     made.gave_back("w1", [2, 3])
     assert [record.id for record in made.ready] == [2, 3, 9]
     assert list(made.leases["w1"].in_flight) == [0, 1]
+
+
+def test_code_that_a_worker_has_forgotten_is_not_known_there() -> None:
+    made = lane("w1", num_ready=1)
+    made.assign(FAST)
+    made.leases["w1"].known_code |= {"code", "other"}
+    made.gave_back("w1", [0], "code")
+    assert made.leases["w1"].known_code == {"other"} and len(made.ready) == 1
 
 
 def test_giving_back_everything_or_from_a_stranger_stalls_nobody() -> None:
