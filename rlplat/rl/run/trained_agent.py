@@ -380,7 +380,7 @@ def _find(directory: Path, which: str, warnings: list[str]) -> Checkpoint:
 
 def _env_steps(name: str) -> int:
     number = name.removeprefix("step_")
-    return int(number) if number.isdigit() else -1
+    return int(number) if number.isdecimal() else -1
 
 
 def _sequence(rng: int | np.random.Generator | np.random.SeedSequence) -> np.random.SeedSequence:

@@ -101,7 +101,7 @@ def worker_logs(folder: Path) -> list[WorkerLog]:
             log.actor = actor[1]
         found.append(log)
     return sorted(
-        found, key=lambda log: (int(log.worker[1:]) if log.worker[1:].isdigit() else -1, log.worker)
+        found, key=lambda log: (int(log.worker[1:]) if log.worker[1:].isdecimal() else -1, log.worker)
     )
 
 

@@ -177,4 +177,4 @@ class Observer:
 def client_order(client: str) -> tuple[int, int, str]:
     """The driver first, workers by number."""
     number = client[1:]
-    return (0 if client == "driver" else 1, int(number) if number.isdigit() else 0, client)
+    return (0 if client == "driver" else 1, int(number) if number.isdecimal() else 0, client)

@@ -214,7 +214,7 @@ class SimulatorListener:
 def parse_address(listen: str) -> tuple[str, int]:
     """`:9900` (this machine only) or `host:9900`; ConfigError for others."""
     host, colon, port = str(listen).rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65_535:
+    if not colon or not port.isdecimal() or int(port) > 65_535:
         raise ConfigError(
             f"listen is {listen!r}: give a port, such as :9900, or an address, such as 0.0.0.0:9900"
         )

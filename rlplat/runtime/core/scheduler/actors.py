@@ -120,14 +120,14 @@ class Actors:
     def early(self, actor: str) -> Early | None:
         """Where to note what is said of an unknown actor of a living creator; None when it is long gone."""
         creator, _, number = actor.rpartition(":")
-        if not number.isdigit() or int(number) <= self._last_number.get(creator, 0):
+        if not number.isdecimal() or int(number) <= self._last_number.get(creator, 0):
             return None
         return self._early.setdefault(creator, {}).setdefault(actor, Early())
 
     def requested(self, actor: str) -> Early | None:
         """Its creation is here; what was said of it before."""
         creator, _, number = actor.rpartition(":")
-        if number.isdigit():
+        if number.isdecimal():
             self._last_number[creator] = max(int(number), self._last_number.get(creator, 0))
         early = self._early.get(creator)
         return None if early is None else early.pop(actor, None)

@@ -228,3 +228,8 @@ def test_a_thousand_gone_actors_are_remembered_and_no_more() -> None:
         "of the gone a line is kept"
     )
     assert house.tell(WorkerLost("w0", "x")) == []
+
+
+def test_digits_of_other_kinds_make_no_actors_number() -> None:
+    (gone,) = of(ActorGone, Cluster(1).tell(ActorSought("driver", "w1:²")))
+    assert gone.actor == "w1:²"
