@@ -241,7 +241,17 @@ class IoLoop:
     @signals.uninterrupted
     def pump(self, timeout_s: float | None, spin_s: float = 0.0) -> None:
         """One step of waiting for input. Raises what a signal's handler raises that comes meanwhile."""
-        self._step(timeout_s, spin_s)
+        if self.send_now():
+            pass
+        elif self._has_leader:
+            self._changed.wait(0.1 if timeout_s is None else min(timeout_s, 0.1))
+        elif not self.drain() and not self._spin(spin_s):
+            chores_s = self.until_chores_s()
+            if chores_s is not None:
+                timeout_s = chores_s if timeout_s is None else min(chores_s, timeout_s)
+            self._lead(timeout_s)
+            if not self.is_closed:
+                self.keep_house()
         if signals.has_put_off():
             self.lock.release()
             try:
@@ -249,29 +259,16 @@ class IoLoop:
             finally:
                 self.lock.acquire()
 
-    def _step(self, timeout_s: float | None, spin_s: float) -> None:
-        transport = self.transport
-        if self.send_now():
-            return
-        if self._has_leader:
-            self._changed.wait(0.1 if timeout_s is None else min(timeout_s, 0.1))
-            return
-        if self.drain():
-            return
-        if spin_s:
-            clock = self._clock
-            end = clock() + spin_s
-            while clock() < end:
-                if transport.has_input():
+    def _spin(self, seconds: float) -> bool:
+        """Whether input has come meanwhile."""
+        if seconds:
+            end = self._clock() + seconds
+            while self._clock() < end:
+                if self.transport.has_input():
                     self.drain()
-                    return
+                    return True
                 os.sched_yield()
-        chores_s = self.until_chores_s()
-        if chores_s is not None:
-            timeout_s = chores_s if timeout_s is None else min(chores_s, timeout_s)
-        self._lead(timeout_s)
-        if not self.is_closed:
-            self.keep_house()
+        return False
 
     def until_chores_s(self) -> float | None:
         """How long the process may sleep when nothing comes in."""

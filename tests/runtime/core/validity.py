@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.core.owner.actor_calls import WINDOW, ActorCalls, _seq
+from rlplat.runtime.core.owner.actor_calls import WINDOW, ActorCalls
 from rlplat.runtime.core.owner.book import Book
+from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.core.owner.lineage import Lineage
 from rlplat.runtime.core.scheduler.actors import Actors
 from rlplat.runtime.core.scheduler.groups import Groups
 from rlplat.runtime.core.scheduler.nodes import Node, Placement, Pool, Worker
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
+
+
+def _seq(record: TaskRecord) -> int:
+    seq: int = getattr(record.message, "seq", 0)
+    return seq
 
 
 def check_scheduler(scheduler: Scheduler) -> None:

@@ -160,10 +160,6 @@ class ActorCalls:
         return [fail for fail in out if fail.record.id in self._open_calls]
 
 
-def _seq(record: TaskRecord) -> int:
-    return getattr(record.message, "seq", 0)
-
-
 def _with_fate(record: TaskRecord, error: ErrorInfo, fate: str) -> ErrorInfo:
     if type(record.message) is CreateActor or error.kind != "ActorDied":
         return error
