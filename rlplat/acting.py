@@ -51,23 +51,24 @@ class ActingInputs:
         """leaves: those of an observation, without its mask; mask_groups: runs of mask entries in each of which
         something must be legal, empty without a mask; who: what messages call it that acts."""
         self._leaves, self._who = leaves, who
+        self._dtypes = [np.dtype(leaf.dtype) for leaf in leaves]
         self._mask_groups, self._mask_is_observed = mask_groups, mask_is_observed
 
     def read(self, obs: Any, mask: Any = None) -> tuple[list[Array], Array | None, bool]:
         """(the leaves' arrays [N, *shape], bool[N, L] where there is a mask, whether `obs` was a batch)."""
         arrays: list[Array] = []
-        is_batch, num_rows, first = False, 1, ""
-        for leaf in self._leaves:
-            array = self._array(leaf, obs)
+        is_batch, num_rows, shape = False, 1, ()
+        for leaf, dtype in zip(self._leaves, self._dtypes, strict=True):
+            array = self._array(leaf, dtype, obs)
             has_rows = array.ndim > len(leaf.shape)
             rows = len(array) if has_rows else 1
             if not arrays:
-                is_batch, num_rows = has_rows, rows
-                first = f"{obs_name(leaf.keys)} has shape {array.shape}"
+                is_batch, num_rows, shape = has_rows, rows, array.shape
             elif (has_rows, rows) != (is_batch, num_rows):
+                first = obs_name(self._leaves[0].keys)
                 raise BadObservation(
-                    f"{obs_name(leaf.keys)} has shape {array.shape}, but {first}; all parts are of one observation, or "
-                    "of equally many"
+                    f"{obs_name(leaf.keys)} has shape {array.shape}, but {first} has shape {shape}; all parts are of "
+                    "one observation, or of equally many"
                 )
             arrays.append(array.reshape(num_rows, *leaf.shape))
         if mask is None and self._mask_is_observed and isinstance(obs, dict):
@@ -103,9 +104,9 @@ class ActingInputs:
             )
         return array
 
-    def _array(self, leaf: Leaf, obs: Any) -> Array:
+    def _array(self, leaf: Leaf, dtype: np.dtype[Any], obs: Any) -> Array:
         """In the leaf's dtype, with or without an axis of rows."""
-        name, shape = obs_name(leaf.keys), leaf.shape
+        shape = leaf.shape
         for depth, key in enumerate(leaf.keys):
             try:
                 obs = obs[key]
@@ -127,12 +128,14 @@ class ActingInputs:
             raise _mismatch(leaf, f"holds no observation at all: its shape is {array.shape}")
         if leaf.kind in ("vector", "image"):
             try:
-                values = box_values(array, leaf.dtype)
+                values = box_values(array, dtype)
             except ValueError as error:
                 raise _mismatch(leaf, str(error)) from None
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 index = tuple(map(int, np.argwhere(~np.isfinite(values))[0]))
-                raise BadObservation(f"NaN or infinity in {name}{f' at index {index}' if index else ''}")
+                raise BadObservation(
+                    f"NaN or infinity in {obs_name(leaf.keys)}{f' at index {index}' if index else ''}"
+                )
             return values
         if array.dtype.kind not in "biu":
             raise _mismatch(leaf, f"has dtype {array.dtype}")
@@ -140,10 +143,10 @@ class ActingInputs:
         top = start + (np.array(leaf.nvec).reshape(shape) if leaf.nvec else 2)
         if ((array < start) | (array >= top)).any():  # before a cast could wrap them
             raise BadObservation(
-                f"{name} is {brief(array)}, which is not in its space: from {start.tolist()} to {(top - 1).tolist()}; "
-                "give what the environment observes"
+                f"{obs_name(leaf.keys)} is {brief(array)}, which is not in its space: from {start.tolist()} to "
+                f"{(top - 1).tolist()}; give what the environment observes"
             )
-        return array.astype(leaf.dtype, copy=False)
+        return array.astype(dtype, copy=False)
 
     def _mask(self, mask: Any, num_rows: int, is_batch: bool) -> Array:
         size = sum(self._mask_groups)
