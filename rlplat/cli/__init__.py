@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from rlplat.given.say import open_streams
+from rlplat.given.say import open_streams, spare_stderr
 
 _GROUPS = {
     "train": {
@@ -116,6 +116,8 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. argv: None for the words of this program, which ends with the command."""
     open_streams()
+    if argv is None:
+        spare_stderr()
     try:
         return _main(list(sys.argv[1:] if argv is None else argv), is_program=argv is None)
     except KeyboardInterrupt:  # while a command is imported: nothing has begun

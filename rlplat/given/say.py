@@ -7,8 +7,10 @@ or gone. None of that is an error of the call, the message or the actor that a l
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
+from typing import Any
 
 
 def write(text: str) -> None:
@@ -36,6 +38,28 @@ def open_streams() -> None:
             number = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
+
+
+class _Spared(io.FileIO):
+    """What it takes no more is lost. (A pipe that nobody reads is for the program: `2>&1 | head`.)"""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            return len(data)
+
+
+def spare_stderr() -> None:
+    """Whoever writes on it: a full disk below ends no program that is about something else."""
+    theirs = sys.stderr
+    if theirs is sys.__stderr__ and isinstance(theirs, io.TextIOWrapper):
+        raw = _Spared(theirs.fileno(), "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(
+            io.BufferedWriter(raw), theirs.encoding, theirs.errors, line_buffering=True
+        )
 
 
 def flush() -> None:

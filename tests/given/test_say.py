@@ -118,3 +118,30 @@ def test_a_program_without_streams_has_a_cluster(tmp_path: Path) -> None:
         ["bash", "-c", f"exec {sys.executable} program.py <&- >&- 2>&-"], cwd=tmp_path, check=False
     )
     assert (done.returncode, (tmp_path / "answer").read_text()) == (0, "3")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("train --algo nothing", 2), ("tune nothing.yaml", 2), ("no-such-command", 2), ("--version", 0)],
+)
+def test_a_full_disk_below_stderr_changes_no_exit_code(words: str, code: int) -> None:
+    with full() as stderr:
+        done = subprocess.run([sys.executable, "-m", "rlplat.cli", *words.split()], stderr=stderr, timeout=60)
+    assert done.returncode == code
+
+
+@pytest.mark.process
+def test_a_program_goes_on_where_stderr_is_full() -> None:
+    program = """
+import sys
+from rlplat.given.say import spare_stderr
+spare_stderr()
+print("warning: \\u00e4" * 10_000, file=sys.stderr)
+sys.stderr.flush()
+sys.exit(3)
+"""
+    with full() as stderr:
+        assert subprocess.run([sys.executable, "-c", program], stderr=stderr, timeout=60).returncode == 3
+    heard = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=60)
+    assert heard.returncode == 3 and heard.stderr.count(b"warning") == 10_000
