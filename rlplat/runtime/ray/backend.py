@@ -19,7 +19,7 @@ import msgspec
 import ray
 import ray.cloudpickle
 from ray.actor import exit_actor
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
 
@@ -28,8 +28,9 @@ from rlplat.errors import OptionError, PendingCallsLimitExceeded, SerializationE
 from rlplat.machine_limits import cpu_count
 from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Backend
+from rlplat.runtime.core.scheduler.actors import name_is_taken, no_such_actor
 from rlplat.runtime.envs.spec import checked
-from rlplat.runtime.options import Options
+from rlplat.runtime.options import Options, check_group, check_name
 from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.ray import cluster, host
 from rlplat.runtime.ray.host import CallSpec
@@ -38,6 +39,7 @@ from rlplat.runtime.ray.watch import HeadWatch
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor, is_async_class
 from rlplat.runtime.wire.codec import RemoteCode, _culprit, dump_code
+from rlplat.runtime.wire.errors import to_exception
 from rlplat.runtime.wire.messages import Cluster
 from rlplat.runtime.wire.values import DYNAMIC, STREAMING, ActorInfo, CallOptions, Place
 
@@ -123,6 +125,7 @@ class RayBackend:
             return ref_of(ray.put(value))
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
+        """An error: that of the first ref in the list. Ray's own get of a list raises the first in time."""
         theirs = [theirs_of(ref) for ref in refs]
         try:
             return [ours_of(value) for value in self._values(theirs, timeout)]
@@ -165,27 +168,26 @@ class RayBackend:
                 raise errors.NodeLost(self._watch.lost)
 
     def _values(self, theirs: list[Any], timeout: float | None) -> list[Any]:
-        """All at once where they come soon; else as they come, so that the loss of the head is noticed."""
+        """All at once where they come soon; else one after another, so that the first in the list raises its error and
+        the loss of the head is noticed."""
         end = math.inf if timeout is None else monotonic() + timeout
         is_short = timeout is not None and timeout <= _SLICE_S
         try:
-            found: list[Any] = ray.get(
+            values: list[Any] = ray.get(
                 theirs, timeout=timeout if self._watch is None or is_short else _SLICE_S
             )
-            return found
+            return values
         except GetTimeoutError:
             if monotonic() >= end:
                 raise
-        values: dict[Any, Any] = {}
-        missing = list(dict.fromkeys(theirs))
-        while missing:
-            left = None if timeout is None else max(0.0, end - monotonic())
-            self._wait(missing, 1, left)
-            found, missing = ray.wait(missing, num_returns=len(missing), timeout=0, fetch_local=False)
-            values |= zip(found, ray.get(found, timeout=left), strict=True)
-            if missing and monotonic() >= end:
-                raise GetTimeoutError
-        return [values[one] for one in theirs]
+        except RayError:
+            pass
+        return [self._value(one, end) for one in theirs]
+
+    def _value(self, one: Any, end: float) -> Any:
+        if self._watch is not None:
+            self._wait([one], 1, None if end == math.inf else end - monotonic())
+        return ray.get(one, timeout=None if end == math.inf else max(0.0, end - monotonic()))
 
     def future(self, ref: ObjectRef) -> Future[Any]:
         future: Future[Any] = Future()
@@ -272,8 +274,7 @@ class RayBackend:
         what = f"actor {code.name}"
         if options.exactly_once:
             raise OptionError(f"{what}: exactly_once=True is not there on Ray (docs/on-ray.md)")
-        if options.get_if_exists and options.name is None:
-            raise OptionError("get_if_exists=True needs a name: .options(name=..., get_if_exists=True)")
+        check_name(options)
         info = describe_actor(code, options)
         given = cluster.placed(options, 0, what) | {
             "max_restarts": options.max_restarts,
@@ -289,9 +290,7 @@ class RayBackend:
             if (found := self._find(options.name, options.namespace)) is not None:
                 if options.get_if_exists:
                     return found
-                raise OptionError(
-                    f"an actor named {options.name!r} exists already: use rlplat.get_actor({options.name!r})"
-                )
+                raise to_exception(name_is_taken(options.name))
             given |= {"name": options.name, "namespace": self._ray_namespace(options.namespace)}
         kind = _actor_class(code.target, code.name, tuple(options.concurrency_groups.items()))
         identity = host.Identity(info, options.lifetime == "detached")
@@ -307,17 +306,13 @@ class RayBackend:
     def submit_call(
         self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
     ) -> Any:
-        theirs = _ray_handle(handle)
+        theirs: Any = handle._creation
         info = handle._info
         if method == TERMINATE:
             return ref_of(theirs.__ray_terminate__.remote())
         what = options.name or f"{info.class_name}.{method}"
         group = options.concurrency_group
-        if group and group not in info.groups:
-            known = ", ".join(sorted(info.groups)) or "none"
-            raise OptionError(
-                f"{what}: there is no concurrency group {group!r} (groups of this actor: {known})"
-            )
+        check_group(what, group, info.groups)
         given: dict[str, Any] = {"num_returns": _NUM_RETURNS.get(options.num_returns, options.num_returns)}
         if options.name:
             given["name"] = options.name
@@ -343,7 +338,7 @@ class RayBackend:
         return self._given(answer, options.num_returns, options.timeout_s)
 
     def kill(self, handle: ActorHandle, no_restart: bool) -> None:
-        ray.kill(_ray_handle(handle), no_restart=no_restart)
+        ray.kill(handle._creation, no_restart=no_restart)
 
     def on_death(self, handle: ActorHandle, callback: Callable[[Any], Any]) -> None:
         raise OptionError(
@@ -372,13 +367,7 @@ class RayBackend:
         found = self._find(name, namespace)
         if found is None:
             where = self.namespace if namespace is None else namespace
-            known = ", ".join(
-                repr(other) for space, other in sorted(self.actor_names(True)) if space == where
-            )
-            place = f" in namespace {where!r}" if where else ""
-            raise errors.NoSuchActor(
-                f"there is no actor named {name!r}{place} (named actors: {known or 'none'})"
-            )
+            raise to_exception(no_such_actor(name, where, self.actor_names(all_namespaces=True)))
         return found
 
     def handle_of(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:
@@ -482,10 +471,6 @@ _second: Any = ray.remote(num_cpus=0)(lambda _, value: value)
 
 def _handle(theirs: Any, info: ActorInfo) -> ActorHandle:
     return ActorHandle(theirs._actor_id.hex(), info, theirs)
-
-
-def _ray_handle(handle: ActorHandle) -> Any:
-    return handle._creation
 
 
 def _kv_key(actor_id: str) -> bytes:
