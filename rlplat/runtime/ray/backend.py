@@ -19,7 +19,7 @@ import msgspec
 import ray
 import ray.cloudpickle
 from ray.actor import exit_actor
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
 
@@ -125,7 +125,6 @@ class RayBackend:
             return ref_of(ray.put(value))
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
-        """An error: that of the first ref in the list. Ray's own get of a list raises the first in time."""
         theirs = [theirs_of(ref) for ref in refs]
         try:
             return [ours_of(value) for value in self._values(theirs, timeout)]
@@ -168,26 +167,27 @@ class RayBackend:
                 raise errors.NodeLost(self._watch.lost)
 
     def _values(self, theirs: list[Any], timeout: float | None) -> list[Any]:
-        """All at once where they come soon; else one after another, so that the first in the list raises its error and
-        the loss of the head is noticed."""
+        """All at once where they come soon; else as they come, so that the loss of the head is noticed."""
         end = math.inf if timeout is None else monotonic() + timeout
         is_short = timeout is not None and timeout <= _SLICE_S
         try:
-            values: list[Any] = ray.get(
+            found: list[Any] = ray.get(
                 theirs, timeout=timeout if self._watch is None or is_short else _SLICE_S
             )
-            return values
+            return found
         except GetTimeoutError:
             if monotonic() >= end:
                 raise
-        except RayError:
-            pass
-        return [self._value(one, end) for one in theirs]
-
-    def _value(self, one: Any, end: float) -> Any:
-        if self._watch is not None:
-            self._wait([one], 1, None if end == math.inf else end - monotonic())
-        return ray.get(one, timeout=None if end == math.inf else max(0.0, end - monotonic()))
+        values: dict[Any, Any] = {}
+        missing = list(dict.fromkeys(theirs))
+        while missing:
+            left = None if timeout is None else max(0.0, end - monotonic())
+            self._wait(missing, 1, left)
+            found, missing = ray.wait(missing, num_returns=len(missing), timeout=0, fetch_local=False)
+            values |= zip(found, ray.get(found, timeout=left), strict=True)
+            if missing and monotonic() >= end:
+                raise GetTimeoutError
+        return [values[one] for one in theirs]
 
     def future(self, ref: ObjectRef) -> Future[Any]:
         future: Future[Any] = Future()
