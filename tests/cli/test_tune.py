@@ -101,8 +101,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    """Every file with what is in it."""
-    return {str(path): path.read_bytes() for path in sorted(directory.glob("**/*")) if path.is_file()}
+    """Every file with what is in it, but for what Python has compiled."""
+    files = [path for path in sorted(directory.glob("**/*")) if path.is_file() and path.suffix != ".pyc"]
+    return {str(path): path.read_bytes() for path in files}
 
 
 def results(directory: str) -> list[dict[str, Any]]:

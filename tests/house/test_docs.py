@@ -29,10 +29,7 @@ from rlplat.cli import record as record_command
 from rlplat.cli import serve as serve_command
 from rlplat.cli import settings as settings_command
 from rlplat.cli import train as train_command
-from rlplat.cli.cluster import files as cluster_files
-from rlplat.cli.cluster import nodes as cluster_nodes
-from rlplat.cli.cluster import programs as cluster_programs
-from rlplat.cli.cluster.options import with_program
+from rlplat.cli.cluster.options import cluster_parser, with_program
 from rlplat.cli.look import listing as list_command
 from rlplat.cli.look import logs as logs_command
 from rlplat.cli.look import memory as memory_command
@@ -206,16 +203,16 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "stack": lambda arguments: stack_command.build_parser().parse_args(arguments),
     "timeline": lambda arguments: timeline_command.build_parser().parse_args(arguments),
     "memory": lambda arguments: memory_command.build_parser().parse_args(arguments),
-    "up": lambda arguments: cluster_nodes.up_parser().parse_args(arguments),
-    "down": lambda arguments: cluster_nodes.down_parser().parse_args(arguments),
-    "exec": lambda arguments: cluster_programs.exec_parser().parse_args(with_program(arguments)[0]),
-    "attach": lambda arguments: cluster_programs.attach_parser().parse_args(arguments),
-    "submit": lambda arguments: cluster_programs.submit_parser().parse_args(with_program(arguments)[0]),
-    "jobs": lambda arguments: cluster_programs.jobs_parser().parse_args(arguments),
-    "join": lambda arguments: cluster_programs.join_parser().parse_args(arguments),
-    "rsync-up": lambda arguments: cluster_files.rsync_up_parser().parse_args(arguments),
-    "rsync-down": lambda arguments: cluster_files.rsync_down_parser().parse_args(arguments),
-    "port-forward": lambda arguments: cluster_files.port_forward_parser().parse_args(arguments),
+    "up": lambda arguments: cluster_parser("up").parse_args(arguments),
+    "down": lambda arguments: cluster_parser("down").parse_args(arguments),
+    "exec": lambda arguments: cluster_parser("exec").parse_args(with_program(arguments)[0]),
+    "attach": lambda arguments: cluster_parser("attach").parse_args(arguments),
+    "submit": lambda arguments: cluster_parser("submit").parse_args(with_program(arguments)[0]),
+    "jobs": lambda arguments: cluster_parser("jobs").parse_args(arguments),
+    "join": lambda arguments: cluster_parser("join").parse_args(arguments),
+    "rsync-up": lambda arguments: cluster_parser("rsync-up").parse_args(arguments),
+    "rsync-down": lambda arguments: cluster_parser("rsync-down").parse_args(arguments),
+    "port-forward": lambda arguments: cluster_parser("port-forward").parse_args(arguments),
 }
 
 

@@ -40,9 +40,9 @@ ELSEWHERE = ("--framework tf", "--env Pong", "--env CarRacing", "rlplat export")
 
 
 def first_section(page: str) -> str:
-    """Of the README what comes before its second heading after the title's; other pages whole."""
+    """Of the README its five minutes; other pages whole."""
     text = (ROOT / page).read_text()
-    return text if page != "README.md" else text.split("\n## ")[1]
+    return text if page != "README.md" else text.split("\n## Five minutes\n")[1].split("\n## ")[0]
 
 
 def steps(page: str) -> Iterator[list[Any]]:

@@ -189,7 +189,7 @@ def test_a_switch_may_stand_alone_and_nothing_else() -> None:
         (
             "dqn",
             {"learner": {"num_learners": 2}},
-            "learner.num_learners=2 has no effect: dqn has one learner",
+            "learner.num_learners=2 has no effect: there is one learner",
         ),
         (
             "a3c",

@@ -224,7 +224,6 @@ def test_it_needs_no_framework() -> None:
             replace(BOX, low=(-math.inf, 0.0)),
             "ppo",
         ),
-        (lambda spaces: require_bounded(spaces, ENV, "sac"), IMAGE, BOX, "ppo"),
     ],
 )
 def test_the_command_that_is_advised_works_as_it_is(refuse: Any, obs: Any, action: Any, algo: str) -> None:
