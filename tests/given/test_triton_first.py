@@ -19,8 +19,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "triton/__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    for name in ("tensorflow", "triton"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("tensorflow", "triton"):  # noted first, so that what the test imports does not stay
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.delitem(sys.modules, name)
     importlib.invalidate_caches()
 
 
