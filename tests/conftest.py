@@ -89,6 +89,8 @@ def pytest_collection() -> Any:
     finally:
         gc.collect()
         gc.freeze()
+        # A test may edit a file twice in a second: Python compares sizes and whole seconds, and would run the old one.
+        sys.dont_write_bytecode = True
         gc.enable()
 
 
