@@ -9,6 +9,7 @@ import numpy as np
 
 from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs, Weights
+from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.saved import Saved
 from rlplat.rl.spaces import MASK, ObsSpec
 
@@ -156,12 +157,17 @@ class ObsNormalizer:
         self._inverse_std = (1.0 / np.sqrt(weights[OBS_VAR] + EPSILON)).astype(np.float32)
 
     def __call__(self, obs: Obs) -> Obs:
-        """obs: [..., *shape] -> float32, same shape (the input itself where there is nothing to do)."""
+        """obs: [..., *shape] -> float32, same shape (the input's dtype where there is nothing to normalise).
+
+        In C order, whoever made the arrays: matrix products and convolutions round differently with another one, and
+        an environment's own observations have another one than those that a checkpoint brings back.
+        """
+        obs = map_obs(np.ascontiguousarray, obs)
         if self._mean is None or self._inverse_std is None:
             return obs
         if not isinstance(obs, dict):
             return _normalized(obs, self._mean, self._inverse_std)
-        result, start = dict(obs), 0
+        result, start = obs, 0
         for path, leaf in self.leaves.items():
             own = slice(start, start := start + leaf.flat_size)
             mean, inverse_std = self._mean[own], self._inverse_std[own]

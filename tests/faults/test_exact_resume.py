@@ -84,9 +84,6 @@ CASES = {
     "ppo-lstm": Case(
         "ppo",
         (*PPO, "policy.core=lstm", "policy.core_size=8", "policy.share_encoder=auto"),
-        period=512,
-        killed=1250,
-        total=2048,
     ),
     "dqn-prioritized": Case("dqn", (*DQN, "prioritized=true", "n_step=3", "double=true")),
     "es": Case("es", ("population_size=2", "num_envs_per_worker=4")),

@@ -194,8 +194,7 @@ class NumpyQPolicy(Stateless):
     def _q_values(self, obs: Obs, heads: dict[str, list[Layer]]) -> Array:
         obs = self._normalize(obs)
         assert isinstance(obs, np.ndarray)
-        # C order, whoever made the array: matrix products round differently with it.
-        features = np.ascontiguousarray(obs.reshape(len(obs), -1), np.float32)
+        features = obs.reshape(len(obs), -1).astype(np.float32, copy=False)
         features = forward(features, self._encoder, self.spec.activation, last=True)
         num_actions, num_outputs = self.spec.action.n, self.q.num_outputs
         outputs = forward(features, heads["advantage_head"], "relu").reshape(-1, num_actions, num_outputs)

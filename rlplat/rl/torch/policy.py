@@ -184,7 +184,7 @@ class TorchQPolicy(ActingNetwork):
 
     def _forward(self, obs: Obs) -> tuple[Array, Tensor]:
         with torch.inference_mode():
-            tensors: TensorObs = map_obs(_contiguous, self._normalize(obs))
+            tensors: TensorObs = map_obs(_cloned, self._normalize(obs))
             outputs, state = self._network(tensors, self._state_of(obs))
             return self._network.q_values(outputs).numpy(), state
 
@@ -204,15 +204,15 @@ class TorchBoundedActor(BoundedActor):
 
     def outputs(self, obs: Obs) -> Array:
         with torch.inference_mode():
-            features = self._network.features(map_obs(_contiguous, obs))
+            features = self._network.features(map_obs(_cloned, obs))
             outputs: Array = self._network(features).numpy()
             return outputs
 
 
-def _contiguous(array: Array) -> Tensor:
+def _cloned(array: Array) -> Tensor:
     if array.dtype == np.float64:
         array = array.astype(np.float32)
     # A read-only array (shared memory) makes torch warn; nothing here writes into observations.
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    # One memory order and alignment whoever made the array: matrix products round differently with either.
-    return tensor.clone(memory_format=torch.contiguous_format)
+    # torch's own alignment: matrix products round differently with numpy's, which is another every time.
+    return tensor.clone()

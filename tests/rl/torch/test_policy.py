@@ -290,3 +290,25 @@ def test_precision_by_encoder() -> None:
     assert resolve_precision("float32", IMAGE, cpu) == torch.float32
     with pytest.raises(ConfigError, match="image encoders"):
         resolve_precision("bfloat16", make_spec(), cpu)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *CORES, "image", "tree"])
+def test_the_memory_order_of_observations_changes_no_bit(name: str) -> None:
+    """An environment's own arrays may be transposed views; those that a checkpoint brings back are not."""
+    more: dict[str, Any] = {
+        "lstm": {"core": "lstm"},
+        "gru": {"core": "gru"},
+        "attention": {"core": "attention"},
+    }
+    spec = PLAIN.get(name) or {"image": IMAGE, "tree": make_spec(TREE)}.get(name) or make_spec(**more[name])
+    network = network_for(spec)
+    obs = random_obs(spec, (4,), np.random.default_rng(0))  # few rows: where products differ by it
+    outputs = []
+    for order in ("C", "F"):
+        policy = make_policy(spec, np.random.SeedSequence(1), framework="torch", num_threads=1)
+        policy.set_weights(weights_of(network))
+        given = map_obs(lambda leaf, order=order: np.asarray(leaf, order=order), obs)
+        outputs.append([policy.act(given) for _ in range(3)])
+    for ours, other in zip(*outputs, strict=True):
+        for field in ("actions", "log_probs", "values"):
+            assert getattr(ours, field).tobytes() == getattr(other, field).tobytes(), field
