@@ -212,20 +212,22 @@ class SimNode(Node):
             processes=lambda *_, **hooks: SimProcesses(cluster, **hooks),  # type: ignore[arg-type]
             watch=_NoWatch,  # type: ignore[arg-type]
         )
-        self._clients = _InOrder()  # type: ignore[assignment]
+        self.head.clients = _InOrder()  # type: ignore[assignment]
+        perform = self.head._perform
+        self.head._perform = lambda actions: self._perform(actions, perform)  # type: ignore[method-assign]
         world.on_frame_to["node"] = self.on_frame
 
     @property
     def scheduler(self) -> Scheduler:
-        return self._scheduler
+        return self.head.scheduler
 
     @property
     def processes(self) -> SimProcesses:
-        return self._processes  # type: ignore[return-value]
+        return self.agent.processes  # type: ignore[return-value]
 
     def join(self, node: str, total: dict[str, float], num_spares: int) -> None:
         with self._running():
-            self._event(events.NodeJoined(node, total, num_spares))
+            self.head.node_joined(node, self.agent, total, num_spares)
 
     def lose(self, node: str, reason: str) -> None:
         """A node is gone with all its workers."""
@@ -234,7 +236,7 @@ class SimNode(Node):
             self.processes.forget(workers)
             for worker in workers:
                 self._transport.forget(worker)
-            self._event(events.NodeLost(node, reason))
+            self.head.event(events.NodeLost(node, reason))
 
     def ended(self, worker: str, how: str) -> None:
         with self._running():
@@ -255,15 +257,15 @@ class SimNode(Node):
         with self._running():
             self._receive()
 
-    def _perform(self, actions: list[Any]) -> None:
+    def _perform(self, actions: list[Any], perform: Callable[[list[Any]], None]) -> None:
         for action in actions:
             if type(action) is events.StartWorker:
                 self.cluster.node_of[action.worker] = action.node
-        super()._perform(actions)
+        perform(actions)
 
     def _set_timer(self) -> None:
-        if self._wake_at is not None:
-            delay_s, self._wake_at = self._wake_at - self.world.now, None
+        if self.head.wake_at is not None:
+            delay_s, self.head.wake_at = self.head.wake_at - self.world.now, None
             is_mere_watch = (
                 delay_s > 0.99 * WARN_AFTER_S
             )  # to explain what waits: no cause for anything to go on
@@ -271,7 +273,7 @@ class SimNode(Node):
 
     def _tick(self) -> None:
         with self._running():
-            self._event(events.Tick())
+            self.head.event(events.Tick())
 
 
 # ---------------------------------------------------------------- the cluster

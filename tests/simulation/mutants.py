@@ -20,7 +20,7 @@ from rlplat.runtime.core.owner.book import Book
 from rlplat.runtime.core.owner.lanes import Lane, TaskRecord
 from rlplat.runtime.core.scheduler.placing import Placing
 from rlplat.runtime.link.transport import Transport
-from rlplat.runtime.node.node import Node
+from rlplat.runtime.node.head import Head
 from rlplat.runtime.wire import messages
 from rlplat.runtime.worker.worker import Worker
 
@@ -187,13 +187,13 @@ def _repeats_every_call() -> Any:
 
 def _tells_nobody_of_deaths() -> Any:
     """`WorkerDied` is not sent."""
-    post = Node._post
+    post = Head._post
 
     def silent(self: Any, client: str, message: Any) -> None:
         if type(message) is not messages.WorkerDied:
             post(self, client, message)
 
-    return mock.patch.object(Node, "_post", silent)
+    return mock.patch.object(Head, "_post", silent)
 
 
 def _keeps_leases() -> Any:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,6 +133,6 @@ def test_a_node_whose_driver_was_killed_during_the_start_ends_quietly(
         raise BrokenPipeError
 
     made: Any = node.Node.__new__(node.Node)
-    made._event, made._total, made._num_spares = lambda event: None, {"CPU": 1.0}, 1
+    made.head, made.agent = SimpleNamespace(total={"CPU": 1.0}, node_joined=lambda *_: None), None
     monkeypatch.setattr(os, "write", write)
     made.run()
