@@ -217,15 +217,12 @@ def _hint(path: KeyPath, siblings: Iterable[str], owners: Callable[[str], str], 
     else whose it is, else the nearest name among the siblings, else anywhere."""
     word, parent = path[-1], ".".join(path[:-1])
     everywhere = key_names(root)
-    elsewhere: Mapping[str, tuple[str, ...]] = getattr(root, "names_elsewhere", {})
+    names, meaning = getattr(root, "names_elsewhere", {}).get(word.lower(), ("", ""))
     # (a key of a free dict, such as env_kwargs, is listed nowhere)
-    same = [
-        name
-        for name in elsewhere.get(word.lower(), ())
-        if name in everywhere or name.partition(".")[0] in everywhere
-    ]
-    same += [name for name in everywhere if name.rsplit(".", 1)[-1] == word]
-    if same:
+    for name in names.split():
+        if name in everywhere or name.partition(".")[0] in everywhere:
+            return f"; did you mean '{name}'?" + (f" ({meaning})" if meaning else "")
+    if same := [name for name in everywhere if name.rsplit(".", 1)[-1] == word]:
         return f"; did you mean '{same[0]}'?"
     if needless := getattr(root, "not_needed", {}).get(word.lower()):
         return f"; {needless}"

@@ -23,7 +23,7 @@ from rlplat.errors import ConfigError
 from rlplat.rl.argument_values import as_given, as_plain
 from rlplat.rl.env_objects import EnvObject, env_name
 from rlplat.rl.info_metrics import as_spelled
-from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE, NOT_NEEDED, VALUES_ELSEWHERE
+from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE, NOT_NEEDED, VALUES_ELSEWHERE, Ours
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.unused_settings import Unused, refusal
 from rlplat.rl.user_code import located, renamed
@@ -183,7 +183,7 @@ else:
 class AlgorithmConfig(Section):
     """Common to all algorithms."""
 
-    names_elsewhere: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES_ELSEWHERE
+    names_elsewhere: ClassVar[Mapping[str, Ours]] = NAMES_ELSEWHERE
     not_needed: ClassVar[Mapping[str, str]] = NOT_NEEDED
     values_elsewhere: ClassVar[Mapping[str, str]] = VALUES_ELSEWHERE
     unused: ClassVar[Mapping[str, Unused]] = {}

@@ -6,74 +6,215 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-_HERE = {
-    # here (the first name that the algorithm has): in Stable-Baselines3, CleanRL, RLlib and their like
-    "learning_rate": "lr lr_schedule stepsize step_size anneal_lr optim_stepsize",
-    "discount": "gamma discount_factor",
-    "gae_lambda": "lambda lambda_ lam",
-    "rollout_length n_step": "n_steps num_steps rollout_fragment_length train_batch_size train_batch_size_per_learner",
-    "minibatch_size batch_size": "batch_size mini_batch_size minibatch sgd_minibatch_size num_minibatches nminibatches",
-    "num_epochs": "n_epochs update_epochs epochs num_sgd_iter noptepochs",
-    "clip_range": "clip_coef clip_param clip_ratio eps_clip cliprange",
-    "clip_value_loss": "clip_vloss clip_range_vf vf_clip_param",
-    "entropy_coef": "ent_coef entropy_coeff entropy_coefficient ent_weight",
-    "value_coef": "vf_coef vf_loss_coeff value_loss_coef",
-    "max_gradient_norm": "max_grad_norm grad_clip clip_grad gradient_clip",
-    "normalize_advantages": "normalize_advantage norm_adv",
-    "normalize_observations": "norm_obs observation_filter normalize_obs",
-    "normalize_rewards": "norm_reward normalize_reward",
-    "clip_rewards": "clip_reward reward_clip",
-    "target_kl": "kl_target max_kl",
-    "adam_epsilon optimizer_epsilon": "eps adam_eps rms_prop_eps",
-    "num_envs_per_worker": "n_envs num_envs nenvs num_envs_per_env_runner envs_per_worker",
-    "num_rollout_workers": "num_workers num_env_runners n_workers num_actors num_cpu n_jobs",
-    "stop.env_steps": "total_timesteps timesteps timesteps_total num_timesteps total_steps max_steps",
-    "stop.episode_return_mean": "episode_reward_mean reward_threshold",
-    "stop.wall_s": "time_total_s max_time",
-    "evaluation.period": "eval_freq evaluation_interval eval_every",
-    "evaluation.video_period": "capture_video record_video",
-    "evaluation.episodes": "n_eval_episodes eval_episodes evaluation_duration",
-    "checkpoint_period": "save_freq checkpoint_freq checkpoint_frequency save_every",
-    "policy.hidden_sizes": "net_arch fcnet_hiddens hidden_size hidden_dim hiddens layers",
-    "policy.activation": "activation_fn fcnet_activation",
-    "policy.core": "use_lstm use_attention recurrent",
-    "policy.core_size": "lstm_cell_size lstm_hidden_size",
-    "policy.orthogonal_init": "ortho_init",
-    "policy.initial_log_std": "log_std_init",
-    "policy.custom": "custom_model policy_class",
-    "learner.device": "cuda gpu use_gpu",
-    "learner.num_gpus": "num_gpus_per_learner",
-    "env": "env_id env_name environment gym_id",
-    "env_kwargs": "env_config make_kwargs",
-    "env_kwargs.wrappers": "wrappers wrapper env_wrapper wrapper_class frame_stack",
-    "deterministic": "torch_deterministic",
-    "replay_capacity": "buffer_size memory_size replay_buffer_capacity",
-    "learning_starts": "start_training_after num_steps_sampled_before_learning_starts warmup_steps",
-    "env_steps_per_update": "train_freq train_frequency training_intensity gradient_steps",
-    "target_period": "target_update_interval target_network_frequency target_network_update_freq",
-    "target_tau": "tau",
-    "epsilon": "exploration_fraction exploration_final_eps exploration_initial_eps start_e end_e epsilon_timesteps",
-    "double": "double_q",
-    "prioritized": "prioritized_replay",
-    "priority_alpha": "prioritized_replay_alpha alpha",
-    "importance_beta": "prioritized_replay_beta beta",
-    "initial_entropy_coef": "initial_alpha init_temperature",
-    "policy_delay": "policy_frequency policy_freq actor_delay",
-    "exploration_noise": "action_noise act_noise expl_noise",
-    "target_noise": "target_policy_noise policy_noise",
-    "target_noise_clip": "noise_clip",
-    "population_size": "pop_size popsize episodes_per_batch",
-    "noise_std": "noise_stdev sigma",
-    "weight_decay": "l2_coeff",
+
+class Ours(NamedTuple):
+    """A setting here that another library calls something else."""
+
+    names: str
+    """Of which the first that the algorithm has is meant."""
+    meaning: str = ""
+    """How their number becomes ours, where the two count or weigh something else."""
+
+
+_HALF = "twice their number, as half of the squared error counts here"
+_EXPLORATION = "one schedule, as {schedule: linear, start: 1, end: 0.05, until: 0.1}, until: share of the run"
+_VALUE_CLIP = "true or false: the range is clip_range"
+
+# Their name -> ours, as the pages From Stable-Baselines3, From RLlib and From CleanRL have it.
+STABLE_BASELINES3 = {
+    "learning_rate lr_schedule": Ours(
+        "learning_rate", "a number, or {schedule: linear, start: 3e-4, end: 0}"
+    ),
+    "gamma": Ours("discount"),
+    "gae_lambda": Ours("gae_lambda"),
+    "n_steps": Ours("rollout_length n_step"),
+    "batch_size": Ours("minibatch_size batch_size"),
+    "n_epochs": Ours("num_epochs"),
+    "clip_range": Ours("clip_range"),
+    "clip_range_vf": Ours("clip_value_loss", _VALUE_CLIP),
+    "ent_coef": Ours("entropy_coef"),
+    "vf_coef": Ours("value_coef", _HALF),
+    "max_grad_norm": Ours("max_gradient_norm"),
+    "normalize_advantage": Ours("normalize_advantages"),
+    "norm_obs": Ours("normalize_observations"),
+    "norm_reward": Ours("normalize_rewards"),
+    "target_kl": Ours("target_kl", "1.5 times their number: they stop beyond 1.5 of it"),
+    "n_envs": Ours("num_envs_per_worker", "of each of num_rollout_workers"),
+    "total_timesteps": Ours("stop.env_steps"),
+    "eval_freq": Ours("evaluation.period", "env steps of all environments: eval_freq x n_envs"),
+    "n_eval_episodes": Ours("evaluation.episodes"),
+    "save_freq": Ours("checkpoint_period", "env steps of all environments: save_freq x n_envs"),
+    "net_arch": Ours("policy.hidden_sizes"),
+    "activation_fn": Ours("policy.activation"),
+    "ortho_init": Ours("policy.orthogonal_init"),
+    "log_std_init": Ours("policy.initial_log_std"),
+    "lstm_hidden_size": Ours("policy.core_size", "with policy.core=lstm"),
+    "policy_class": Ours("policy.custom"),
+    "wrapper_class": Ours("env_kwargs.wrappers"),
+    "buffer_size": Ours("replay_capacity"),
+    "learning_starts": Ours("learning_starts"),
+    "train_freq": Ours("env_steps_per_update", "train_freq x n_envs / gradient_steps"),
+    "gradient_steps": Ours("env_steps_per_update", "their inverse: train_freq x n_envs / gradient_steps"),
+    "target_update_interval": Ours(
+        "target_period", "gradient steps: target_update_interval / env_steps_per_update"
+    ),
+    "tau": Ours("target_tau"),
+    "exploration_fraction exploration_initial_eps exploration_final_eps": Ours("epsilon", _EXPLORATION),
+    "target_entropy": Ours("target_entropy"),
+    "policy_delay": Ours("policy_delay"),
+    "action_noise": Ours(
+        "exploration_noise", "a standard deviation, in units of half the width of the bounds"
+    ),
+    "target_policy_noise": Ours("target_noise"),
+    "target_noise_clip": Ours("target_noise_clip"),
+    "n_sampled_goal": Ours("hindsight.n_sampled_goal"),
+}
+RLLIB = {
+    "lr": Ours("learning_rate"),
+    "gamma": Ours("discount"),
+    "lambda lambda_": Ours("gae_lambda"),
+    "num_env_runners": Ours("num_rollout_workers"),
+    "num_envs_per_env_runner": Ours("num_envs_per_worker"),
+    "rollout_fragment_length": Ours("rollout_length"),
+    "train_batch_size train_batch_size_per_learner": Ours(
+        "rollout_length batch_size", "of PPO, A3C: their number / (num_rollout_workers x num_envs_per_worker)"
+    ),
+    "minibatch_size sgd_minibatch_size": Ours("minibatch_size batch_size"),
+    "num_epochs num_sgd_iter": Ours("num_epochs"),
+    "clip_param": Ours("clip_range"),
+    "entropy_coeff": Ours("entropy_coef"),
+    "vf_loss_coeff": Ours("value_coef", _HALF),
+    "grad_clip": Ours("max_gradient_norm", "of the global norm"),
+    "observation_filter": Ours("normalize_observations", "true for MeanStdFilter"),
+    "fcnet_hiddens": Ours("policy.hidden_sizes"),
+    "fcnet_activation": Ours("policy.activation"),
+    "use_lstm use_attention": Ours("policy.core", "lstm, gru or attention"),
+    "lstm_cell_size": Ours("policy.core_size"),
+    "num_gpus_per_learner": Ours("learner.num_gpus"),
+    "evaluation_interval": Ours("evaluation.period", "env steps, theirs are iterations"),
+    "evaluation_duration": Ours("evaluation.episodes"),
+    "checkpoint_frequency checkpoint_freq": Ours("checkpoint_period", "env steps, theirs are iterations"),
+    "env_config": Ours("env_kwargs"),
+    "replay_buffer_capacity capacity": Ours("replay_capacity"),
+    "num_steps_sampled_before_learning_starts": Ours("learning_starts"),
+    "training_intensity": Ours("env_steps_per_update", "their inverse: batch_size / training_intensity"),
+    "target_network_update_freq": Ours(
+        "target_period", "gradient steps: target_network_update_freq / env_steps_per_update"
+    ),
+    "tau": Ours("target_tau"),
+    "epsilon epsilon_timesteps": Ours("epsilon", _EXPLORATION),
+    "double_q": Ours("double"),
+    "prioritized_replay_alpha": Ours("priority_alpha"),
+    "prioritized_replay_beta": Ours("importance_beta"),
+    "initial_alpha": Ours("initial_entropy_coef"),
+    "episodes_per_batch": Ours("population_size", "pairs of episodes: half of it"),
+    "noise_stdev": Ours("noise_std"),
+    "l2_coeff": Ours("weight_decay"),
+    "episode_reward_mean": Ours("stop.episode_return_mean"),
+    "time_total_s": Ours("stop.wall_s"),
+    "custom_model": Ours("policy.custom"),
+}
+CLEANRL = {
+    "learning_rate anneal_lr": Ours("learning_rate", "to anneal: {schedule: linear, start: 2.5e-4, end: 0}"),
+    "gamma": Ours("discount"),
+    "gae_lambda": Ours("gae_lambda"),
+    "num_envs": Ours("num_envs_per_worker"),
+    "num_steps": Ours("rollout_length"),
+    "num_minibatches": Ours("minibatch_size batch_size", "rows: num_envs x num_steps / num_minibatches"),
+    "update_epochs": Ours("num_epochs"),
+    "clip_coef": Ours("clip_range"),
+    "clip_vloss": Ours("clip_value_loss"),
+    "ent_coef": Ours("entropy_coef"),
+    "vf_coef": Ours("value_coef"),
+    "max_grad_norm": Ours("max_gradient_norm"),
+    "norm_adv": Ours("normalize_advantages"),
+    "target_kl": Ours("target_kl"),
+    "total_timesteps": Ours("stop.env_steps"),
+    "env_id": Ours("env"),
+    "torch_deterministic": Ours("deterministic"),
+    "cuda": Ours("learner.device", "auto, cpu or cuda"),
+    "capture_video": Ours("evaluation.video_period", "with evaluation.period"),
+    "buffer_size": Ours("replay_capacity"),
+    "learning_starts": Ours("learning_starts"),
+    "train_frequency": Ours("env_steps_per_update"),
+    "target_network_frequency": Ours(
+        "target_period", "gradient steps: target_network_frequency / train_frequency"
+    ),
+    "tau": Ours("target_tau"),
+    "start_e end_e exploration_fraction": Ours("epsilon", _EXPLORATION),
+    "alpha": Ours("priority_alpha entropy_coef"),
+    "policy_frequency": Ours("policy_delay"),
+    "exploration_noise": Ours("exploration_noise"),
+    "policy_noise": Ours("target_noise"),
+    "noise_clip": Ours("target_noise_clip"),
+}
+_OTHERS = {
+    "stepsize step_size optim_stepsize": Ours("learning_rate"),
+    "discount_factor": Ours("discount"),
+    "lam": Ours("gae_lambda"),
+    "mini_batch_size minibatch": Ours("minibatch_size batch_size"),
+    "nminibatches": Ours("minibatch_size batch_size", "rows, not the number of minibatches"),
+    "epochs noptepochs": Ours("num_epochs"),
+    "clip_ratio eps_clip cliprange": Ours("clip_range"),
+    "entropy_coefficient ent_weight": Ours("entropy_coef"),
+    "value_loss_coef": Ours("value_coef"),
+    "clip_grad gradient_clip": Ours("max_gradient_norm"),
+    "normalize_obs": Ours("normalize_observations"),
+    "normalize_reward": Ours("normalize_rewards"),
+    "clip_reward reward_clip": Ours("clip_rewards"),
+    "max_kl": Ours("target_kl"),
+    "eps adam_eps rms_prop_eps": Ours("adam_epsilon optimizer_epsilon"),
+    "nenvs envs_per_worker": Ours("num_envs_per_worker"),
+    "num_workers n_workers num_actors num_cpu n_jobs": Ours("num_rollout_workers"),
+    "timesteps timesteps_total num_timesteps total_steps max_steps": Ours("stop.env_steps"),
+    "reward_threshold": Ours("stop.episode_return_mean"),
+    "max_time": Ours("stop.wall_s", "seconds"),
+    "eval_every": Ours("evaluation.period", "env steps"),
+    "record_video": Ours("evaluation.video_period", "with evaluation.period"),
+    "eval_episodes": Ours("evaluation.episodes"),
+    "save_every": Ours("checkpoint_period", "env steps"),
+    "hidden_size hidden_dim hiddens layers": Ours("policy.hidden_sizes"),
+    "recurrent": Ours("policy.core"),
+    "gpu use_gpu": Ours("learner.device", "auto, cpu or cuda"),
+    "env_name environment gym_id": Ours("env"),
+    "make_kwargs": Ours("env_kwargs"),
+    "wrappers wrapper env_wrapper frame_stack": Ours("env_kwargs.wrappers"),
+    "memory_size": Ours("replay_capacity"),
+    "start_training_after warmup_steps": Ours("learning_starts"),
+    "prioritized_replay": Ours("prioritized"),
+    "beta": Ours("importance_beta"),
+    "init_temperature": Ours("initial_entropy_coef"),
+    "policy_freq actor_delay": Ours("policy_delay"),
+    "act_noise expl_noise": Ours("exploration_noise"),
+    "pop_size popsize": Ours("population_size"),
+    "sigma": Ours("noise_std"),
 }
 
-NAMES_ELSEWHERE: dict[str, tuple[str, ...]] = {
-    theirs: tuple(ours.split()) for ours, names in _HERE.items() for theirs in names.split()
-}
-"""Their name -> what may be meant here, of which the first that the algorithm has is suggested."""
+
+def _elsewhere() -> dict[str, Ours]:
+    """One entry for each name; where libraries mean something else by it, whose meaning is which."""
+    found: dict[str, Ours] = {}
+    for library, table in (
+        ("Stable-Baselines3", STABLE_BASELINES3), ("RLlib", RLLIB), ("CleanRL", CLEANRL), ("", _OTHERS)
+    ):  # fmt: skip
+        for names, ours in table.items():
+            for theirs in names.split():
+                said = f"{library}: {ours.meaning}" if library and ours.meaning else ours.meaning
+                known = found.setdefault(theirs, Ours(ours.names))
+                meanings = dict.fromkeys(filter(None, (known.meaning, said)))
+                found[theirs] = Ours(
+                    " ".join(dict.fromkeys(f"{known.names} {ours.names}".split())), "; ".join(meanings)
+                )
+    return found
+
+
+NAMES_ELSEWHERE: dict[str, Ours] = _elsewhere()
+"""Their name -> what is meant here."""
 
 
 _NOT_NEEDED = {
+    "vf_clip_param": "RLlib limits the squared error by it, which has no counterpart: clip_value_loss limits V's move",
+    "kl_coeff kl_target use_kl_loss": "there is no penalty on the KL divergence here: target_kl ends a round's epochs",
     "verbose progress_bar": "omit it: progress is always shown, on stderr",
     "log_interval": "omit it: metrics are written every round",
     "stats_window_size": "omit it: returns are means over the last 100 episodes",

@@ -12,6 +12,7 @@ from rlplat.errors import ConfigError
 from rlplat.rl.names_elsewhere import ALGORITHMS_ELSEWHERE
 from rlplat.rl.run.registry import load_algorithm
 from rlplat.rl.run.training_plan import plan_training
+from tests.house.names_tables import PAGES, with_table
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "which-algorithm.md"
 
@@ -44,3 +45,9 @@ def test_elsewhere_the_way_to_write_it_is_said() -> None:
 def test_the_page_has_all_of_them() -> None:
     written = set(re.findall(r"`([a-z0-9_]+)`", PAGE.read_text()))
     assert {name.replace("_", "") for name in written} >= set(ALGORITHMS_ELSEWHERE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_tables_of_names_are_written(page: Path) -> None:
+    """`python -m tests.house.names_tables` writes them."""
+    assert page.read_text() == with_table(page)
