@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.run.registry import algorithm_homes, load_algorithm
 from rlplat.rl.schedules import LinearSchedule, PiecewiseSchedule, Schedule
 from rlplat.section import Section
@@ -124,38 +125,70 @@ def _settings_name(config: type[Any]) -> str:
     return f"{name}Settings"
 
 
+def _family_name(config: type[Any], is_announced: bool) -> str:
+    if config is AlgorithmConfig:
+        return "CommonSettings"
+    return f"{'Any' if is_announced else ''}{_settings_name(config)}"
+
+
 def written() -> str:
     writer = _Writer()
     schedules = " | ".join(writer.text(each) for each in (float, LinearSchedule, PiecewiseSchedule))
-    by_name = {
-        _settings_name(found.config_class): writer.settings(found.config_class)
+    configs = {
+        found.config_class: writer.settings(found.config_class)
         for found in map(load_algorithm, sorted(algorithm_homes()))
         if found.__module__.startswith("rlplat.algorithms.")
     }
-    first, *others = by_name.values()
-    common = {key: text for key, text in first.items() if all(each.get(key) == text for each in others)}
-    callbacks = common.pop("callbacks")  # `train` takes objects as well, and has a parameter for them
-    classes = [_class("CommonSettings", "TypedDict", common)]
-    together: dict[str, list[str]] = {}
-    for name, settings in by_name.items():
-        own = {key: text for key, text in settings.items() if key not in common}
-        classes.append(_class(name, "CommonSettings", own | {"callbacks": callbacks}))
-        for key, text in own.items():
-            together.setdefault(key, []).append(text)
+    union: dict[str, list[str]] = {}
+    for settings in configs.values():
+        for key, text in settings.items():
+            union.setdefault(key, []).append(text)
     for each in map(load_algorithm, algorithm_homes()):
         for key, info in each.config_class.model_fields.items():
             if info.is_required() and key != "env":
-                together.setdefault(key, []).append(writer.text(info.annotation))
-    together.pop("callbacks")
-    union = {key: writer.any_of(texts) for key, texts in together.items()}
-    classes.append(_class("AnySettings", "CommonSettings", union))
+                union.setdefault(key, []).append(writer.text(info.annotation))
+    together = {key: writer.any_of(texts) for key, texts in union.items()}
+    below: dict[type[Any], list[dict[str, str]]] = {}
+    for config, settings in configs.items():
+        for family in config.__mro__[: config.__mro__.index(AlgorithmConfig) + 1]:
+            below.setdefault(family, []).append(settings)
+    # What a family's algorithms have in common is a class, of which theirs are subclasses; `AnySettings` too, so that
+    # what differs there (`train` takes objects as callbacks, and has a parameter for them) is left to the algorithms.
+    families = {
+        _family_name(family, family in configs): {
+            key: text
+            for key, text in each[0].items()
+            if key != "callbacks" and together[key] == text and all(other.get(key) == text for other in each)
+        }
+        for family, each in below.items()
+        if len(each) > 1 and not any(above in configs for above in family.__mro__[1:])
+    }
+    del together["callbacks"]
+    all_of_them = families | {_settings_name(config): settings for config, settings in configs.items()}
+    classes: dict[str, dict[str, str]] = {}
+    texts: list[str] = []
+    for name, settings in sorted(all_of_them.items(), key=lambda each: len(each[1])):
+        texts.append(_subclass(name, settings, classes, most=1))
+        classes[name] = settings
+    texts.append(_subclass("AnySettings", together, classes, most=len(classes)))
     groups = [_class(name, "TypedDict", settings) for name, settings in writer.groups.items()]
     groups.insert(2, f"ScheduleSetting = {schedules}")
     imports = "".join(
         f"from {module} import {', '.join(sorted(names))}\n"
         for module, names in sorted(writer.imports.items())
     )
-    return _HEAD + imports + "\n\n" + "\n\n\n".join([*groups, *classes]) + "\n"
+    return _HEAD + imports + "\n\n" + "\n\n\n".join([*groups, *texts]) + "\n"
+
+
+def _subclass(name: str, settings: dict[str, str], classes: dict[str, dict[str, str]], *, most: int) -> str:
+    """Of at most so many of the classes, the largest first, that have nothing which it has not."""
+    bases: list[str] = []
+    rest = dict(settings)
+    for base, its in sorted(classes.items(), key=lambda each: -len(each[1])):
+        if len(bases) < most and its.items() <= settings.items() and its.keys() & rest.keys():
+            bases.append(base)
+            rest = {key: text for key, text in rest.items() if key not in its}
+    return _class(name, ", ".join(bases) or "TypedDict", rest)
 
 
 def _class(name: str, base: str, settings: dict[str, str]) -> str:

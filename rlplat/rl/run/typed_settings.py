@@ -169,26 +169,78 @@ class CommonSettings(TypedDict, total=False):
     expect: ExpectSettings | ExpectConfig
 
 
-class A3CSettings(CommonSettings, total=False):
+class DataSettings(CommonSettings, total=False):
     policy: PolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    updates_per_round: int
+    batch_size: int
+    max_gradient_norm: float | None
+    adam_epsilon: float
+    normalize_observations: bool
+
+
+class OnPolicySettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
     value_coef: float
     max_gradient_norm: float | None
     clip_rewards: bool
     normalize_rewards: bool
     normalize_observations: bool
-    optimizer: Literal["rmsprop", "adam"]
+    rollout_length: int
+
+
+class BCSettings(DataSettings, total=False):
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+
+
+class RMSPropSettings(OnPolicySettings, total=False):
     optimizer_epsilon: float
     rmsprop_decay: float
     epsilon_inside_root: bool
-    rollout_length: int
-    gae_lambda: float
-    num_parameter_servers: int
     max_staleness: int
     updates_per_report: int
-    entropy_coef: ScheduleSetting
-    normalize_advantages: bool
+
+
+class OffPolicySettings(CommonSettings, total=False):
+    rollout_length: int
+    env_steps_per_update: float
+    batch_size: int
+    learning_starts: int
+    n_step: int
+    adam_epsilon: float
+    max_gradient_norm: float | None
+    normalize_observations: bool
+    replay_capacity: int
+    save_replay: bool
+    hindsight: HindsightSettings | HindsightConfig
+    target_tau: float
+
+
+class ContinuousSettings(OffPolicySettings, total=False):
+    random_shift: int
+
+
+class AnySACSettings(ContinuousSettings, total=False):
+    initial_entropy_coef: float
+    target_entropy: Literal["auto"] | float
+
+
+class ESSettings(CommonSettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    population_size: int
+    episodes_per_perturbation: int
+    noise_std: float
+    noise_table_size: int
+    optimizer: Literal["adam", "sgd"]
+    momentum: float
+    adam_epsilon: float
+    weight_decay: float
+    normalize_observations: bool
+    obs_gathering_probability: float
+    linear_policy: bool
+    sample_actions: bool
 
 
 class AlphaZeroSettings(CommonSettings, total=False):
@@ -212,217 +264,35 @@ class AlphaZeroSettings(CommonSettings, total=False):
     max_gradient_norm: float | None
 
 
-class ApexSettings(CommonSettings, total=False):
-    policy: PolicySettings | PolicyConfig
-    evaluation: QEvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    rollout_length: int
-    env_steps_per_update: float
-    batch_size: int
-    learning_starts: int
-    n_step: int
-    adam_epsilon: float
-    max_gradient_norm: float | None
-    normalize_observations: bool
-    replay_capacity: int
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
-    target_period: int
-    target_tau: float
-    loss: Literal["huber", "mse"]
-    epsilon: ScheduleSetting
-    clip_rewards: bool
-    double: bool
-    dueling: bool
-    distributional: Literal["none", "c51", "qr"]
-    num_atoms: int
-    value_range: tuple[float, float] | list[float]
-    noisy: bool
-    head_hidden_size: int
-    frame_stacks: bool
-    prioritized: bool
-    priority_alpha: float
-    importance_beta: ScheduleSetting
-    multi_agent: MultiAgentSettings | MultiAgentConfig
-    burn_in: int
-    unroll_length: int
-    num_replay_shards: int
-    updates_per_call: int
-    ratio_slack: float
-
-
-class BCSettings(CommonSettings, total=False):
+class DiscreteSACSettings(OffPolicySettings, total=False):
     policy: PolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    updates_per_round: int
-    batch_size: int
-    max_gradient_norm: float | None
-    adam_epsilon: float
-    normalize_observations: bool
-
-
-class CQLSettings(CommonSettings, total=False):
-    policy: PolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    rollout_length: int
-    env_steps_per_update: float
-    batch_size: int
-    learning_starts: int
-    n_step: int
-    adam_epsilon: float
-    max_gradient_norm: float | None
-    normalize_observations: bool
-    replay_capacity: int
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
-    random_shift: int
-    target_tau: float
-    entropy_coef: Literal["auto"] | float
-    initial_entropy_coef: float
-    target_entropy: Literal["auto"] | float
-    updates_per_round: int
-    conservative_coef: float
-    num_sampled_actions: int
-
-
-class DiscreteSACSettings(CommonSettings, total=False):
-    policy: PolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    rollout_length: int
-    env_steps_per_update: float
-    batch_size: int
-    learning_starts: int
-    n_step: int
-    adam_epsilon: float
-    max_gradient_norm: float | None
-    normalize_observations: bool
-    replay_capacity: int
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
-    target_tau: float
     entropy_coef: Literal["auto"] | float
     initial_entropy_coef: float
     target_entropy: Literal["auto"] | float
 
 
-class DQNSettings(CommonSettings, total=False):
-    policy: PolicySettings | PolicyConfig
-    evaluation: QEvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    rollout_length: int
-    env_steps_per_update: float
-    batch_size: int
-    learning_starts: int
-    n_step: int
-    adam_epsilon: float
-    max_gradient_norm: float | None
-    normalize_observations: bool
-    replay_capacity: int
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
-    target_period: int
-    target_tau: float
-    loss: Literal["huber", "mse"]
-    epsilon: ScheduleSetting
-    clip_rewards: bool
-    double: bool
-    dueling: bool
-    distributional: Literal["none", "c51", "qr"]
-    num_atoms: int
-    value_range: tuple[float, float] | list[float]
-    noisy: bool
-    head_hidden_size: int
-    frame_stacks: bool
-    prioritized: bool
-    priority_alpha: float
-    importance_beta: ScheduleSetting
-    multi_agent: MultiAgentSettings | MultiAgentConfig
-
-
-class ESSettings(CommonSettings, total=False):
-    policy: PolicySettings | PolicyConfig
+class A3CSettings(RMSPropSettings, total=False):
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    population_size: int
-    episodes_per_perturbation: int
-    noise_std: float
-    noise_table_size: int
-    optimizer: Literal["adam", "sgd"]
-    momentum: float
-    adam_epsilon: float
-    weight_decay: float
-    normalize_observations: bool
-    obs_gathering_probability: float
-    linear_policy: bool
-    sample_actions: bool
-
-
-class ImpalaSettings(CommonSettings, total=False):
-    policy: PolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    value_coef: float
-    max_gradient_norm: float | None
-    clip_rewards: bool
-    normalize_rewards: bool
-    normalize_observations: bool
     optimizer: Literal["rmsprop", "adam"]
-    optimizer_epsilon: float
-    rmsprop_decay: float
-    epsilon_inside_root: bool
-    rollout_length: int
-    rollouts_per_update: int
-    num_epochs: int
-    max_staleness: int
-    updates_per_report: int
-    rho_bar: float
-    c_bar: float
-    trace_lambda: float
-    clip_range: ScheduleSetting | None
+    gae_lambda: float
+    num_parameter_servers: int
     entropy_coef: ScheduleSetting
+    normalize_advantages: bool
 
 
-class MBPOSettings(CommonSettings, total=False):
+class SACSettings(AnySACSettings, total=False):
     policy: ContinuousPolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    rollout_length: int
-    env_steps_per_update: float
-    batch_size: int
-    learning_starts: int
-    n_step: int
-    adam_epsilon: float
-    max_gradient_norm: float | None
-    normalize_observations: bool
-    replay_capacity: int
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
-    random_shift: int
-    target_tau: float
     entropy_coef: Literal["auto"] | float
-    initial_entropy_coef: float
-    target_entropy: Literal["auto"] | float
-    model: ModelSettings | Section
-    model_period: int
-    model_rollout_length: ScheduleSetting
-    model_rollouts_per_update: int
-    model_replay_capacity: int
-    real_share: float
 
 
-class PPOSettings(CommonSettings, total=False):
-    policy: PolicySettings | PolicyConfig
+class PPOSettings(OnPolicySettings, total=False):
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    value_coef: float
-    max_gradient_norm: float | None
-    clip_rewards: bool
-    normalize_rewards: bool
-    normalize_observations: bool
-    rollout_length: int
     num_epochs: int
     minibatch_size: int
     gae_lambda: float
@@ -436,23 +306,49 @@ class PPOSettings(CommonSettings, total=False):
     multi_agent: MultiAgentSettings | MultiAgentConfig
 
 
-class R2D2Settings(CommonSettings, total=False):
+class TD3Settings(ContinuousSettings, total=False):
+    policy: ContinuousPolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    exploration_noise: float
+    policy_delay: int
+    target_noise: float
+    target_noise_clip: float
+
+
+class CQLSettings(DiscreteSACSettings, total=False):
+    random_shift: int
+    updates_per_round: int
+    conservative_coef: float
+    num_sampled_actions: int
+
+
+class ImpalaSettings(RMSPropSettings, total=False):
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    optimizer: Literal["rmsprop", "adam"]
+    rollouts_per_update: int
+    num_epochs: int
+    rho_bar: float
+    c_bar: float
+    trace_lambda: float
+    clip_range: ScheduleSetting | None
+    entropy_coef: ScheduleSetting
+
+
+class MBPOSettings(SACSettings, total=False):
+    model: ModelSettings | Section
+    model_period: int
+    model_rollout_length: ScheduleSetting
+    model_rollouts_per_update: int
+    model_replay_capacity: int
+    real_share: float
+
+
+class AnyDQNSettings(OffPolicySettings, total=False):
     policy: PolicySettings | PolicyConfig
     evaluation: QEvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    rollout_length: int
-    env_steps_per_update: float
-    batch_size: int
-    learning_starts: int
-    n_step: int
-    adam_epsilon: float
-    max_gradient_norm: float | None
-    normalize_observations: bool
-    replay_capacity: int
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
     target_period: int
-    target_tau: float
     loss: Literal["huber", "mse"]
     epsilon: ScheduleSetting
     clip_rewards: bool
@@ -468,72 +364,27 @@ class R2D2Settings(CommonSettings, total=False):
     priority_alpha: float
     importance_beta: ScheduleSetting
     multi_agent: MultiAgentSettings | MultiAgentConfig
+
+
+class DQNSettings(AnyDQNSettings, total=False):
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+
+
+class R2D2Settings(DQNSettings, total=False):
     burn_in: int
     unroll_length: int
 
 
-class SACSettings(CommonSettings, total=False):
-    policy: ContinuousPolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    rollout_length: int
-    env_steps_per_update: float
-    batch_size: int
-    learning_starts: int
-    n_step: int
-    adam_epsilon: float
-    max_gradient_norm: float | None
-    normalize_observations: bool
-    replay_capacity: int
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
-    random_shift: int
-    target_tau: float
-    entropy_coef: Literal["auto"] | float
-    initial_entropy_coef: float
-    target_entropy: Literal["auto"] | float
+class ApexSettings(R2D2Settings, total=False):
+    num_replay_shards: int
+    updates_per_call: int
+    ratio_slack: float
 
 
-class TD3Settings(CommonSettings, total=False):
-    policy: ContinuousPolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    rollout_length: int
-    env_steps_per_update: float
-    batch_size: int
-    learning_starts: int
-    n_step: int
-    adam_epsilon: float
-    max_gradient_norm: float | None
-    normalize_observations: bool
-    replay_capacity: int
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
-    random_shift: int
-    target_tau: float
-    exploration_noise: float
-    policy_delay: int
-    target_noise: float
-    target_noise_clip: float
-
-
-class AnySettings(CommonSettings, total=False):
-    policy: PolicySettings | PolicyConfig
-    evaluation: QEvaluationSettings | EvaluationConfig
-    value_coef: float
-    max_gradient_norm: float | None
-    clip_rewards: bool
-    normalize_rewards: bool
-    normalize_observations: bool
+class AnySettings(AnyDQNSettings, AnySACSettings, RMSPropSettings, DataSettings, total=False):
     optimizer: Literal["rmsprop", "adam"] | Literal["adam", "sgd"]
-    optimizer_epsilon: float
-    rmsprop_decay: float
-    epsilon_inside_root: bool
-    rollout_length: int
     gae_lambda: float
     num_parameter_servers: int
-    max_staleness: int
-    updates_per_report: int
     entropy_coef: ScheduleSetting | Literal["auto"] | float
     normalize_advantages: bool
     num_simulations: int
@@ -542,41 +393,13 @@ class AnySettings(CommonSettings, total=False):
     noise_share: float
     c_init: float
     play_simulations: int | None
-    batch_size: int
-    env_steps_per_update: float
-    learning_starts: int
-    replay_capacity: int
     use_symmetries: bool
     weight_decay: float
-    adam_epsilon: float
-    n_step: int
-    save_replay: bool
-    hindsight: HindsightSettings | HindsightConfig
-    target_period: int
-    target_tau: float
-    loss: Literal["huber", "mse"]
-    epsilon: ScheduleSetting
-    double: bool
-    dueling: bool
-    distributional: Literal["none", "c51", "qr"]
-    num_atoms: int
-    value_range: tuple[float, float] | list[float]
-    noisy: bool
-    head_hidden_size: int
-    frame_stacks: bool
-    prioritized: bool
-    priority_alpha: float
-    importance_beta: ScheduleSetting
-    multi_agent: MultiAgentSettings | MultiAgentConfig
     burn_in: int
     unroll_length: int
     num_replay_shards: int
     updates_per_call: int
     ratio_slack: float
-    updates_per_round: int
-    random_shift: int
-    initial_entropy_coef: float
-    target_entropy: Literal["auto"] | float
     conservative_coef: float
     num_sampled_actions: int
     population_size: int
