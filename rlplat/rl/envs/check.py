@@ -27,7 +27,7 @@ from rlplat.given.raised_at import raised_here
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.copies import Copies
-from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, RandomActor, has_info_mask, is_environments_own
+from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, RandomActor, has_info_mask
 from rlplat.rl.envs.gym_spaces import (
     mask_problem,
     policy_actions,
@@ -42,7 +42,7 @@ from rlplat.rl.envs.obs_reader import observation_problems
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
 from rlplat.rl.envs.statistics import holders, told
 from rlplat.rl.envs.vector_env import VectorEnv
-from rlplat.rl.envs.watchdog import EnvHung, Limits, StepWatchdog, too_long
+from rlplat.rl.envs.watchdog import Limits, StepWatchdog, is_environments_own
 from rlplat.rl.info_metrics import numbers_of
 from rlplat.rl.interfaces import Obs
 from rlplat.rl.obs_tree import copy_obs, take_obs
@@ -329,8 +329,7 @@ class _Probe:
         self._env_metrics = env_metrics
         self._name = source.name
         self._guard: GuardedEnv | None = None
-        self._limits, self._is_resetting = limits, False
-        self._watchdog = StepWatchdog(limits.least_s, self._place, limit_s=lambda: limits[self._is_resetting])
+        self._watchdog = StepWatchdog(limits, self._place)
         self._is_out_of_bounds = False
         self._never_masks = True
         self._longest, self._is_ever_truncated = 0, False
@@ -501,19 +500,8 @@ class _Probe:
             raise _Stop
 
     def _timed(self, call: Any, what: str) -> Any:
-        watchdog = self._watchdog
-        self._is_resetting = what == "reset()"
         self._beat(what if self._guard is None else f"{what} after {self._guard.num_steps} steps")
-        try:
-            watchdog.deadline = monotonic() + watchdog.timeout_s
-            result = call()
-            watchdog.deadline = math.inf
-            return result
-        except EnvHung as hung:
-            told = too_long(what, self._limits[self._is_resetting], f", at {hung}")
-            raise EnvError(f"{self._at()}: {told}") from None
-        finally:
-            watchdog.deadline = math.inf
+        return self._watchdog.call(call, what)
 
     def _at(self) -> str:
         return _without_name(self._place(), self._name)

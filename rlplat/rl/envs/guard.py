@@ -22,6 +22,7 @@ from rlplat.rl.envs.gym_spaces import action_converter, action_row, batched, fla
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, as_frames, casts
 from rlplat.rl.envs.state import generator_state, seed_spaces, set_generator
 from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, layers, put_statistics
+from rlplat.rl.envs.watchdog import is_environments_own
 from rlplat.rl.info_metrics import GROUP, OF_EPISODES, InfoMetrics, NotANumber
 from rlplat.rl.interfaces import Array
 from rlplat.rl.obs_tree import copy_obs
@@ -437,15 +438,6 @@ def has_info_mask(env: Any) -> bool:
         if not is_environments_own(error):
             raise
         return False
-
-
-def is_environments_own(error: BaseException) -> bool:
-    """Whether the environment itself raised it: neither Ctrl-C nor what stops an actor, a trial or a hung step."""
-    if isinstance(error, Exception | SystemExit):
-        return True
-    return not isinstance(error, KeyboardInterrupt | GeneratorExit) and not type(error).__module__.startswith(
-        "rlplat."
-    )
 
 
 def _kind(value: Any) -> str:

@@ -23,7 +23,7 @@ from rlplat.given.raised_at import raised_here
 from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
 from rlplat.rl.envs.copies import Copies, made_as, parameters, with_numbers
-from rlplat.rl.envs.guard import BY_AGENT, GuardedEnv, has_info_mask, is_environments_own
+from rlplat.rl.envs.guard import BY_AGENT, GuardedEnv, has_info_mask
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.image_settings import ImageSettings, is_ours, with_images, with_true_bounds
 from rlplat.rl.envs.loops import (
@@ -38,7 +38,7 @@ from rlplat.rl.envs.loops import (
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.state import is_native_saved
 from rlplat.rl.envs.vector_env import VectorEnv
-from rlplat.rl.envs.watchdog import NO_LIMITS, Limits
+from rlplat.rl.envs.watchdog import NO_LIMITS, Limits, is_environments_own
 from rlplat.rl.seeding import sequence_of
 
 __all__ = ["Vectorization", "VectorEnv", "make_single_env", "make_vector_env"]

@@ -17,13 +17,13 @@ from typing import Any, Literal, NoReturn, cast
 import numpy as np
 
 from rlplat.acting import brief, find_no_choice
-from rlplat.errors import EnvError, NonFiniteError, RlplatError, UsageError
-from rlplat.rl.envs.guard import Ask, env_place, is_environments_own
+from rlplat.errors import EnvError, NonFiniteError, UsageError
+from rlplat.rl.envs.guard import Ask, env_place
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, put_row
 from rlplat.rl.envs.state import native_state, set_native_state, why_not_saved
 from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, merged, put_statistics
-from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
+from rlplat.rl.envs.watchdog import Limits, StepWatchdog
 from rlplat.rl.info_metrics import GROUP, OF_EPISODES, NotANumber, VectorInfoMetrics
 from rlplat.rl.interfaces import Array, Episode, Obs, Step
 from rlplat.rl.obs_tree import copy_obs, find_not_finite, map_obs, take_obs, where_rows
@@ -102,23 +102,19 @@ class VectorEnv:
         self._reads_infos = bool(env_metrics) and self._info_metrics is not None
         self._obs: Obs | None = None
         self._actions: Any = None
-        self._limits = limits
         self._is_closed = False
         self._ends_at_lost_life = ends_at_lost_life
         self._fire = fire
         self._watches_lives = ends_at_lost_life or fire is not None
         self._fires: Array | None = None  # bool[B], who presses FIRE in the coming step
         self._lives: Array = np.zeros(self.num_envs, np.int32)
-        self._watchdog: StepWatchdog | NullWatchdog = (
-            StepWatchdog(
-                limits.least_s,
-                self._describe_now,
-                progress=lambda: getattr(raw, "current", None),
-                limit_s=lambda: _limit_now(limits, raw),
-            )
-            if math.isfinite(limits.least_s)
-            else NullWatchdog()
+        self._watchdog = StepWatchdog(
+            limits,
+            self._describe_now,
+            is_resetting=lambda: getattr(raw, "is_resetting", None),
+            progress=lambda: getattr(raw, "current", None),
         )
+        self._guarded = self._watchdog.call
 
     @property
     def seeds_each(self) -> bool:
@@ -175,8 +171,7 @@ class VectorEnv:
             obs, rewards, terminated, truncated, info = self._raw.step(raw_actions)
             watchdog.deadline = math.inf
         except BaseException as error:
-            watchdog.deadline = math.inf
-            self._fail(error, "step()")
+            watchdog.fail(error, "step()")
         if obs.__class__ is not np.ndarray or obs.shape != self._obs_shape or obs.dtype != self._obs_dtype:
             obs = self._check_obs(obs)
         rewards = self._check_rows(rewards, "rewards", np.float32)
@@ -458,12 +453,9 @@ class VectorEnv:
     def _final_obs(self, obs: Obs, done: Array, info: dict[str, Any]) -> Obs:
         found = info.get("final_obs")
         if found is None:
-            self._fail(
-                EnvError(
-                    f"{self._place(int(np.flatnonzero(done)[0]))}: its autoreset mode is SAME_STEP, but "
-                    "info['final_obs'] is missing where an episode ended; the vector environment must give it"
-                ),
-                "step()",
+            raise EnvError(
+                f"{self._place(int(np.flatnonzero(done)[0]))}: its autoreset mode is SAME_STEP, but "
+                "info['final_obs'] is missing where an episode ended; the vector environment must give it"
             )
         is_array = isinstance(found, np.ndarray)
         if is_array and found.dtype == self._obs_dtype and found.shape == self._obs_shape:
@@ -478,25 +470,6 @@ class VectorEnv:
                 raise EnvError(f"{self._place(int(b))}: final {mismatch}") from None
             put_row(final_obs, int(b), row)
         return cast(Obs, final_obs)
-
-    def _guarded(self, call: Any, what: str, num_steps: int = 1) -> Any:
-        try:
-            self._watchdog.deadline = monotonic() + self._watchdog.timeout_s * num_steps
-            result = call()
-            self._watchdog.deadline = math.inf
-        except BaseException as error:
-            self._watchdog.deadline = math.inf
-            self._fail(error, what)
-        return result
-
-    def _fail(self, error: BaseException, call: str) -> NoReturn:
-        if isinstance(error, EnvHung):
-            call = "reset()" if getattr(self._raw, "is_resetting", False) else call
-            what = too_long(call, _limit_now(self._limits, self._raw), f", at {error}")
-            raise EnvError(f"{self._describe_now()}: {what}") from None
-        if isinstance(error, RlplatError) or not is_environments_own(error):
-            raise error
-        raise EnvError(f"{self._describe_now()}: {call} raised {type(error).__name__}: {error}") from error
 
     def _check_obs(self, obs: Any) -> Obs:
         try:
@@ -561,12 +534,6 @@ def _autoreset_mode(raw: Any, name: str) -> Literal["SAME_STEP", "NEXT_STEP", "D
 def _raw_number(sequence: np.random.SeedSequence) -> int:
     """31 bits."""
     return int(sequence.generate_state(1, np.uint32)[0] >> 1)
-
-
-def _limit_now(limits: Limits, raw: Any) -> float:
-    """The longer one for those that step and reset in one call of which nothing is seen."""
-    is_resetting = getattr(raw, "is_resetting", None)
-    return max(limits) if is_resetting is None else limits[is_resetting]
 
 
 def _raw_seed(raw: Any, sequence: np.random.SeedSequence | Sequence[np.random.SeedSequence]) -> Any:

@@ -6,9 +6,7 @@ there to be interrupted (a C extension that waits, a thread other than the main 
 stacks of all threads and, as its last line on stderr, what hung. While a debugger holds the stepping thread there is
 no limit.
 
-    watchdog.deadline = monotonic() + watchdog.timeout_s
-    raw_env.step(actions)
-    watchdog.deadline = math.inf
+    result = watchdog.call(lambda: raw_env.step(actions), "step()")
 """
 
 from __future__ import annotations
@@ -23,7 +21,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from time import monotonic
 from types import FrameType
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, NoReturn, TypedDict
+
+from rlplat.errors import EnvError, RlplatError
 
 GRACE_S = 2.0
 """Between asking (the signal) and ending the process."""
@@ -33,6 +33,15 @@ SIGNAL = signal.SIGURG
 
 class EnvHung(BaseException):
     """Not an Exception: an environment's own `except Exception` must not swallow it."""
+
+
+def is_environments_own(error: BaseException) -> bool:
+    """Whether the environment itself raised it: neither Ctrl-C nor what stops an actor, a trial or a hung step."""
+    if isinstance(error, Exception | SystemExit):
+        return True
+    return not isinstance(error, KeyboardInterrupt | GeneratorExit) and not type(error).__module__.startswith(
+        "rlplat."
+    )
 
 
 class LimitArguments(TypedDict):
@@ -56,10 +65,6 @@ class Limits(NamedTuple):
         """For `make_vector_env` and `check_env`."""
         return {"step_timeout_s": self.step_s, "reset_timeout_s": self.reset_s}
 
-    @property
-    def least_s(self) -> float:
-        return min(self)
-
 
 NO_LIMITS = Limits(math.inf, math.inf)
 
@@ -71,53 +76,75 @@ def too_long(what: str, limit_s: float, where: str) -> str:
     return f"{took}; mend the environment, or raise the limit: {flag}"
 
 
-class NullWatchdog:
-    """For an infinite time-out."""
-
-    timeout_s = math.inf
-    deadline = math.inf
-
-    def bind_thread(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class StepWatchdog:
-    """One thread per vector env; `describe()` says what is being stepped, `end_process(message)` is for tests.
+    """One thread per vector env, none where the limits are infinite; `describe()` says what is being stepped,
+    `end_process(message)` is for tests.
 
     `progress()`: which of the environments that step by turns under one deadline; each has the whole limit. It is asked
-    for by the watching thread, so that the loop which steps them has nothing to do for it. `limit_s()`, likewise: where
-    it is more than `timeout_s`, by which deadlines are set, for what is being done now."""
+    for by the watching thread, so that the loop which steps them has nothing to do for it. `is_resetting()`, likewise:
+    None of those that step and reset in one call of which nothing is seen; without it, while `call` is told so."""
 
     def __init__(
         self,
-        timeout_s: float,
+        limits: Limits,
         describe: Callable[[], str],
+        *,
+        is_resetting: Callable[[], bool | None] | None = None,
+        progress: Callable[[], Any] = lambda: None,
+        places_errors: bool = False,
         end_process: Callable[[str], None] | None = None,
         grace_s: float = GRACE_S,
-        progress: Callable[[], Any] = lambda: None,
-        limit_s: Callable[[], float] | None = None,
     ) -> None:
-        self.timeout_s = timeout_s
-        self.limit_s = limit_s or (lambda: timeout_s)
+        """places_errors: EnvErrors that come out of a call do not say yet where they were raised."""
+        self._limits, self._describe, self._is_resetting = limits, describe, is_resetting
+        self.timeout_s = min(limits)
+        """By which deadlines are set; the limit of what is being done now may be longer."""
         self.deadline = math.inf
-        self._describe = describe
+        self._resets, self._places_errors = False, places_errors
         self._end_process = end_process or _end_process
         self._grace_s = grace_s
         self.progress = progress
         self._stop = threading.Event()
         self._can_interrupt = False
+        self._thread: threading.Thread | None = None
         self.bind_thread()
-        tick_s = min(1.0, timeout_s / 10)
-        self._thread = threading.Thread(
-            target=_watch, args=(weakref.ref(self), self._stop, tick_s), name="env-watchdog", daemon=True
-        )
-        self._thread.start()
+        if math.isfinite(self.timeout_s):
+            watched = weakref.ref(self), self._stop, min(1.0, self.timeout_s / 10)
+            self._thread = threading.Thread(target=_watch, args=watched, name="env-watchdog", daemon=True)
+            self._thread.start()
+
+    @property
+    def limit_s(self) -> float:
+        resets = self._resets if self._is_resetting is None else self._is_resetting()
+        return max(self._limits) if resets is None else self._limits[resets]
+
+    def call(self, call: Callable[[], Any], what: str, num_steps: int = 1) -> Any:
+        """What it returns; EnvError where it hangs, and where the environment raises in it. what: "reset()", say."""
+        self._resets = what == "reset()"
+        try:
+            self.deadline = monotonic() + self.timeout_s * num_steps
+            result = call()
+            self.deadline = math.inf
+        except BaseException as error:
+            self.fail(error, what)
+        return result
+
+    def fail(self, error: BaseException, what: str) -> NoReturn:
+        """As `call`, of what was raised in it."""
+        self.deadline = math.inf
+        if isinstance(error, EnvHung):
+            what = "reset()" if self._is_resetting is not None and self._is_resetting() else what
+            raise EnvError(f"{self._describe()}: {too_long(what, self.limit_s, f', at {error}')}") from None
+        if isinstance(error, EnvError) and self._places_errors:
+            raise EnvError(f"{self._describe()}: {error}") from error.__cause__
+        if isinstance(error, RlplatError) or not is_environments_own(error):
+            raise error
+        raise EnvError(f"{self._describe()}: {what} raised {type(error).__name__}: {error}") from error
 
     def bind_thread(self) -> None:
         """The calling thread is the one that will step; only the main thread can be interrupted."""
+        if not math.isfinite(self.timeout_s):
+            return
         self.thread_id = threading.get_ident()
         self._can_interrupt = threading.current_thread() is threading.main_thread()
         if self._can_interrupt:
@@ -126,12 +153,13 @@ class StepWatchdog:
     def close(self) -> None:
         self.deadline = math.inf
         self._stop.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def trip(self) -> None:
         """The watching thread's side: interrupt, and if that does not help, end the process."""
         hung_deadline = self.deadline
-        message = f"{self._describe()} took longer than the limit of {self.limit_s():g} s"
+        message = f"{self._describe()} took longer than the limit of {self.limit_s:g} s"
         if self._can_interrupt:
             global _tripped
             _tripped = weakref.ref(self)
@@ -181,11 +209,11 @@ def _watch(watchdog_ref: weakref.ref[StepWatchdog], stop: threading.Event, tick_
         now = monotonic()
         if now - last > 5 * tick_s + 1.0:
             # This thread itself did not run: the process was stopped or starved, and so was the environment.
-            patience_until = now + watchdog.limit_s()
+            patience_until = now + watchdog.limit_s
         last = now
-        now_seen = watchdog.deadline, watchdog.progress(), watchdog.limit_s()
+        now_seen = watchdog.deadline, watchdog.progress(), watchdog.limit_s
         if now_seen != seen or (watchdog.deadline < math.inf and is_debugged(watchdog.thread_id)):
-            seen, patience_until = now_seen, now + watchdog.limit_s()
+            seen, patience_until = now_seen, now + watchdog.limit_s
         if now > watchdog.deadline and now > patience_until:
             watchdog.trip()
             last = monotonic()

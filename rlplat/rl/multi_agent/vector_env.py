@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from time import monotonic
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlplat.acting import brief
-from rlplat.errors import EnvError, RlplatError
+from rlplat.errors import EnvError
 from rlplat.rl.envs.copies import Copies, be, made_as
 from rlplat.rl.envs.guard import Ask, ask_env
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, put_row
-from rlplat.rl.envs.watchdog import EnvHung, Limits, NullWatchdog, StepWatchdog, too_long
+from rlplat.rl.envs.watchdog import Limits, StepWatchdog
 from rlplat.rl.info_metrics import GROUP, InfoMetrics, NotANumber, episode_means
 from rlplat.rl.interfaces import Array, Episode, Obs
 from rlplat.rl.multi_agent.games import Game, Moment, make_game
@@ -187,12 +187,7 @@ class MultiAgentVectorEnv:
         """The copy that is being stepped, and its actions."""
         self._is_closed = False
         self._copies = copies
-        self._limits, self._is_resetting = limits, False
-        self._watchdog: StepWatchdog | NullWatchdog = (
-            StepWatchdog(limits.least_s, self._place, limit_s=lambda: limits[self._is_resetting])
-            if math.isfinite(limits.least_s)
-            else NullWatchdog()
-        )
+        self._watchdog = StepWatchdog(limits, self._place, places_errors=True)
 
     def empty_obs(self, policy: str, num_rows: int) -> Obs:
         """Zeros [num_rows, ...]; in a mask everything is legal, so that rows that mean nothing do no harm."""
@@ -232,7 +227,7 @@ class MultiAgentVectorEnv:
         notes = {policy: _Notes() for policy in self.columns}
         for copy, of_copy in enumerate(by_copy):
             self._now = copy, of_copy
-            moment = self._guarded(self._games[copy].step, of_copy)
+            moment = self._watchdog.call(partial(self._games[copy].step, of_copy), "step()")
             self._decided[copy].update(of_copy)
             self._game_steps[copy] += 1
             for agent in of_copy:
@@ -271,7 +266,7 @@ class MultiAgentVectorEnv:
                     space.seed(int(np.random.SeedSequence([seed, place, which]).generate_state(1)[0] >> 1))
         for metrics in self._metrics[copy].values():
             metrics.reset()
-        moment = self._guarded(self._games[copy].reset, seed)
+        moment = self._watchdog.call(partial(self._games[copy].reset, seed), "reset()")
         if moment.is_over:
             raise EnvError(f"{self._place()}: after reset() no agent is there to act; see `agents`")
         self._take(copy, moment, notes)
@@ -395,28 +390,6 @@ class MultiAgentVectorEnv:
             acting=np.array([each[0] for each in notes.acting], np.int64),
             obs=obs,
         )
-
-    def _guarded(self, call: Any, argument: Any) -> Moment:
-        what = f"{call.__name__}()"
-        try:
-            self._is_resetting = what == "reset()"
-            self._watchdog.deadline = monotonic() + self._watchdog.timeout_s
-            moment: Moment = call(argument)
-            self._watchdog.deadline = math.inf
-            return moment
-        except BaseException as error:
-            self._watchdog.deadline = math.inf
-            self._fail(error, what)
-
-    def _fail(self, error: BaseException, what: str) -> NoReturn:
-        if isinstance(error, EnvHung):
-            told = too_long(what, self._limits[self._is_resetting], f", at {error}")
-            raise EnvError(f"{self._place()}: {told}") from None
-        if isinstance(error, EnvError):
-            raise EnvError(f"{self._place()}: {error}") from error.__cause__
-        if isinstance(error, RlplatError) or not isinstance(error, Exception | SystemExit):
-            raise error
-        raise EnvError(f"{self._place()}: {what} raised {type(error).__name__}: {error}") from error
 
     def _place(self) -> str:
         """`tictactoe (copy 3 of 0..7), step 812 (step 4 of its game), actions {'player_1': 4}`."""

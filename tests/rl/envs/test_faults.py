@@ -22,7 +22,7 @@ from rlplat.errors import EnvError, UsageError
 from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.vector_env import VectorEnv
-from rlplat.rl.envs.watchdog import NO_LIMITS, StepWatchdog, is_debugged
+from rlplat.rl.envs.watchdog import NO_LIMITS, Limits, StepWatchdog, is_debugged
 from tests.rl.fixture_envs import FaultyEnv, NativeVectorEnv
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -181,7 +181,7 @@ def test_a_hang_that_cannot_be_interrupted_ends_the_process() -> None:
         FaultyEnv.release.set()
 
     guard = GuardedEnv(env, "Stubborn")
-    watchdog = StepWatchdog(0.1, guard.place, end_process, grace_s=0.1)
+    watchdog = StepWatchdog(Limits(0.1, 0.1), guard.place, end_process=end_process, grace_s=0.1)
     guard.reset()
     watchdog.deadline = 0.0  # long past
     guard.step(1)
