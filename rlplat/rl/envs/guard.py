@@ -19,7 +19,7 @@ from rlplat.given.global_random import seed_everything
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.copies import Copies, be
 from rlplat.rl.envs.gym_spaces import action_converter, action_row, batched, flat_space, policy_actions
-from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, as_frames, casts
+from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader
 from rlplat.rl.envs.state import generator_state, seed_spaces, set_generator
 from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, layers, put_statistics
 from rlplat.rl.envs.watchdog import is_environments_own
@@ -307,8 +307,6 @@ class GuardedEnv:
             )
 
     def _read_obs(self, obs: Any, caller: str, info: Any, is_last: bool = False) -> Any:
-        if self._shape is not None:
-            return self._check_obs(obs, caller).astype(self._dtype, copy=False)
         try:
             return self._reader.read(obs, self._mask(info, caller, is_last))
         except ObsMismatch as mismatch:
@@ -336,27 +334,6 @@ class GuardedEnv:
                 f"{caller} returned an info without '{MASK}', which its first reset() had; put it into every info"
             )
         return mask
-
-    def _check_obs(self, obs: Any, caller: str) -> Any:
-        """The observation of a plain array's space, as an array."""
-        obs = as_frames(obs, self.env.observation_space)
-        expected = f"observation_space says shape {self._shape} {self._dtype}"
-        if not isinstance(obs, np.ndarray):
-            self._fail(
-                f"{caller} returned the observation as {_kind(obs)}, but {expected}; "
-                f"return np.asarray(obs, np.{self._dtype})"
-            )
-        if obs.shape != self._shape:
-            self._fail(
-                f"{caller} returned an observation of shape {obs.shape}, but {expected}; change the observation or "
-                "the space"
-            )
-        if not casts(obs, self._dtype):
-            self._fail(
-                f"{caller} returned an observation of dtype {obs.dtype}, but {expected}; "
-                f"return obs.astype(np.{self._dtype}), or change the space's dtype"
-            )
-        return obs
 
     def _add_metrics(self, info: dict[str, Any]) -> None:
         try:

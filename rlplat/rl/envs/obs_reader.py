@@ -10,7 +10,6 @@ Both raise `ObsMismatch` with the path, what the space says, what came and the f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ import numpy as np
 from rlplat.acting import brief, obs_name
 from rlplat.rl.envs.gym_spaces import ObsPart, obs_parts, space_spec
 from rlplat.rl.interfaces import Array, Obs
-from rlplat.rl.spaces import MASK, ObsSpec, obs_leaves
+from rlplat.rl.spaces import MASK, obs_leaves
 
 
-class ObsMismatch(Exception):
+class ObsMismatch(ValueError):
     """An observation that is not what its space says."""
 
 
@@ -33,11 +32,9 @@ class ObsReader:
         self._adds_mask = adds_mask
         self._mask_size = self.spec.action.mask_size
         self._parts = obs_parts(observation_space)
-        paths = [part.path or ("obs" if adds_mask else "") for part in self._parts]
-        self._readers = [
-            (path, part.keys, self._row_reader(part)) for path, part in zip(paths, self._parts, strict=True)
-        ]
         self._is_dict = isinstance(self.spec.obs, dict)
+        self._alone = "obs" if adds_mask else ""
+        """Path of an observation that is no tree."""
 
     @property
     def is_plain(self) -> bool:
@@ -51,11 +48,12 @@ class ObsReader:
         """One environment's observation (and the mask beside it) without batch axes; Discrete leaves are ints."""
         leaves: dict[str, Any] = {}
         try:
-            for path, keys, read_row in self._readers:
+            for part in self._parts:
                 leaf = obs
-                for key in keys:
+                for key in part.keys:
                     leaf = leaf[key]
-                leaves[path] = read_row(leaf)
+                is_mask = part.spec.kind == "mask"
+                leaves[part.path or self._alone] = self._mask_row(leaf) if is_mask else read_leaf(leaf, part)
         except (KeyError, IndexError, TypeError, ValueError):
             raise ObsMismatch(self._explain(obs)) from None
         if self._adds_mask:
@@ -74,58 +72,6 @@ class ObsReader:
             for path, leaf in obs_leaves(self.spec.obs).items()
         }
         return leaves if self._is_dict else leaves[""]
-
-    def _row_reader(self, part: ObsPart) -> Callable[[Any], Any]:
-        spec, space, start = part.spec, part.space, part.start
-        if spec.kind == "mask":
-            return self._mask_row
-        if spec.kind == "discrete":
-            n = spec.nvec[0]
-
-            def read_discrete(value: Any) -> int:
-                if not isinstance(value, int | np.integer) and not _is_whole(value, ()):
-                    raise TypeError
-                index = int(value) - start
-                if not 0 <= index < n:
-                    raise ValueError
-                return index
-
-            return read_discrete
-        if spec.kind == "multi_discrete":
-            nvec = np.array(spec.nvec)
-
-            def read_multi_discrete(value: Any) -> Array:
-                if not _is_whole(value, space.shape):
-                    raise TypeError
-                indices = np.asarray(value, np.int64).ravel() - start
-                if ((indices < 0) | (indices >= nvec)).any():
-                    raise ValueError
-                return indices
-
-            return read_multi_discrete
-        if spec.kind == "multi_binary":
-
-            def read_bits(value: Any) -> Array:
-                if not _is_whole(value, space.shape):
-                    raise TypeError
-                return np.asarray(value, np.int8).ravel()
-
-            return read_bits
-        shape, dtype, flat_shape, kept_dtype = space.shape, space.dtype, spec.shape, spec.dtype
-
-        def read_box(value: Any) -> Array:
-            value = as_frames(value, space)
-            if value.__class__ is not np.ndarray or value.shape != shape or value.dtype != dtype:
-                is_number = shape == () and isinstance(value, int | float | np.generic)
-                if not is_number and not isinstance(value, np.ndarray):
-                    raise TypeError
-                if np.shape(value) != shape or not (isinstance(value, int | float) or casts(value, dtype)):
-                    raise ValueError
-                value = np.asarray(value, dtype)
-            row: Array = value.reshape(flat_shape).astype(kept_dtype, copy=False)
-            return row
-
-        return read_box
 
     def _mask_row(self, mask: Any) -> Array:
         """bool[L] of an array, or of a sequence of them, one per choice."""
@@ -148,7 +94,7 @@ class ObsReader:
         return row.astype(np.bool_)
 
     def _leaf_batch(self, obs: Any, part: ObsPart, num_envs: int) -> Array:
-        spec, name = part.spec, obs_name(part.keys)
+        name = obs_name(part.keys)
         for i, key in enumerate(part.keys):
             try:
                 obs = obs[key]
@@ -157,28 +103,58 @@ class ObsReader:
                     f"{obs_name(part.keys[:i])} is a {type(obs).__name__} without {key!r}, which its space has; "
                     "correct the vector environment or its spaces"
                 ) from None
-        leaf = np.asarray(obs)
-        shape = (num_envs, *part.space.shape)
-        if leaf.shape != shape or not _fits(leaf, spec, part.space):
-            raise ObsMismatch(
+        try:
+            return read_leaf(obs, part, (num_envs,))
+        except ObsMismatch:
+            text = f"{name} is {brief(np.asarray(obs))}, which is not in its space {part.space}; change one of them"
+        except (TypeError, ValueError):
+            leaf, shape = np.asarray(obs), (num_envs, *part.space.shape)
+            text = (
                 f"{name}: batch of shape {leaf.shape} {leaf.dtype}, but its spaces say {shape} {part.space.dtype}; "
                 "correct the vector environment or its spaces"
             )
-        leaf = leaf.reshape((num_envs, *spec.shape)).astype(spec.dtype, copy=False)
-        if not spec.nvec:
-            return leaf
-        leaf = leaf - part.start
-        if ((leaf < 0) | (leaf >= np.array(spec.nvec if spec.shape else spec.nvec[0]))).any():
-            raise ObsMismatch(
-                f"{name} is {brief(leaf + part.start)}, which is not in its space {part.space}; change one of them"
-            )
-        return leaf
+        raise ObsMismatch(text)
 
     def _explain(self, obs: Any) -> str:
         problems = [
             text for kind, text in observation_problems(obs, self._space) if kind not in ("bounds", "cast")
         ]
         return problems[0] if problems else f"observation {brief(obs)} is not in its space {self._space}"
+
+
+def read_leaf(value: Any, part: ObsPart, rows: tuple[int, ...] = ()) -> Any:
+    """One array of an observation as policies see it, [*rows, ...]; an int where it is a single choice. TypeError or
+    ValueError where it is none of its space; ObsMismatch (a ValueError) where only a choice is none."""
+    spec, space = part.spec, part.space
+    is_box = spec.kind in ("vector", "image")
+    if not rows and value.__class__ is not np.ndarray:
+        if spec.kind == "discrete" and isinstance(
+            value, int | np.integer
+        ):  # by far the commonest: no array is made
+            if 0 <= (index := int(value) - part.start) < spec.nvec[0]:
+                return index
+            raise ObsMismatch
+        value = as_frames(value, space) if is_box else value
+        if is_box and space.shape == () and isinstance(value, int | float):
+            value = np.asarray(value, space.dtype)
+        elif is_box and not isinstance(value, np.ndarray | np.generic):
+            raise TypeError
+    array = value if value.__class__ is np.ndarray else np.asarray(value)
+    if array.shape != (*rows, *space.shape):
+        raise ValueError
+    if is_box:
+        if array.dtype != space.dtype and not casts(array, space.dtype):
+            raise ValueError
+    elif array.dtype.kind not in "biu" and spec.kind != "mask":
+        raise ValueError
+    if array.shape[len(rows) :] != spec.shape:
+        array = array.reshape((*rows, *spec.shape))
+    if spec.nvec:
+        array = array.astype(np.int64) - part.start
+        if ((array < 0) | (array >= (spec.nvec if spec.shape else spec.nvec[0]))).any():
+            raise ObsMismatch
+        return array if rows or spec.shape else int(array)
+    return array if array.dtype == spec.dtype else array.astype(spec.dtype)
 
 
 def as_frames(value: Any, space: Any) -> Any:
@@ -290,16 +266,6 @@ def _index(index: tuple[int, ...]) -> str:
     return str(list(index)) if index else ""
 
 
-def _is_whole(value: Any, shape: tuple[int, ...]) -> bool:
-    return np.shape(value) == shape and np.asarray(value).dtype.kind in "biu"
-
-
 def casts(value: Any, dtype: Any) -> bool:
     """Floats of any width are: home-made environments often compute in float64."""
     return np.can_cast(value.dtype, dtype, "safe") or value.dtype.kind == np.dtype(dtype).kind == "f"
-
-
-def _fits(leaf: Array, spec: ObsSpec, space: Any) -> bool:
-    if spec.nvec or spec.kind in ("multi_binary", "mask"):
-        return leaf.dtype.kind in "biu" or spec.kind == "mask"
-    return casts(leaf, space.dtype)

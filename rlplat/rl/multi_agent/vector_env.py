@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlplat.acting import brief
+from rlplat.acting import brief, find_no_choice
 from rlplat.errors import EnvError
 from rlplat.rl.envs.copies import Copies, be, made_as
 from rlplat.rl.envs.guard import Ask, ask_env
@@ -29,8 +29,11 @@ from rlplat.rl.info_metrics import GROUP, InfoMetrics, NotANumber, episode_means
 from rlplat.rl.interfaces import Array, Episode, Obs
 from rlplat.rl.multi_agent.games import Game, Moment, make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
+from rlplat.rl.obs_tree import find_not_finite, map_obs
 from rlplat.rl.sampling.tally import EpisodeWindow
-from rlplat.rl.spaces import MASK, ActionSpec, SpaceSpec
+from rlplat.rl.spaces import MASK, SpaceSpec
+
+_ONE = np.ones(1, np.bool_)
 
 
 class AgentEpisode(NamedTuple):
@@ -344,14 +347,18 @@ class MultiAgentVectorEnv:
             row = reader.read(obs, mask)
         except ObsMismatch as error:
             raise EnvError(f"{self._place()}: agent '{agent}': {error}") from None
-        for path, leaf in (row if isinstance(row, dict) else {"": row}).items():
-            if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                where = f" '{path}'" if path else ""
-                raise EnvError(
-                    f"{self._place()}: NaN or infinity in the observation{where} of agent '{agent}': {brief(leaf)}; "
-                    "find where the environment divides by zero or overflows"
-                )
-        if isinstance(row, dict) and MASK in row and not self._has_choice(agent, row[MASK]):
+        found = find_not_finite(map_obs(lambda leaf: np.asarray(leaf)[None], row))
+        if found is not None:
+            raise EnvError(
+                f"{self._place()}: NaN or infinity in the observation{found[1]} of agent '{agent}': {brief(found[2])}; "
+                "find where the environment divides by zero or overflows"
+            )
+        groups = reader.spec.action.mask_groups
+        if (
+            isinstance(row, dict)
+            and MASK in row
+            and find_no_choice(row[MASK][None], groups, _ONE) is not None
+        ):
             if must_act:
                 raise EnvError(
                     f"{self._place()}: agent '{agent}' is to act, but its action mask {brief(row[MASK])} leaves a "
@@ -359,15 +366,6 @@ class MultiAgentVectorEnv:
                 )
             row[MASK] = np.ones_like(row[MASK])
         return row
-
-    def _has_choice(self, agent: str, mask: Array) -> bool:
-        action: ActionSpec = self._readers[agent].spec.action
-        start = 0
-        for size in action.mask_groups:
-            if not mask[start : start + size].any():
-                return False
-            start += size
-        return True
 
     def _turns(self, notes: dict[str, _Notes]) -> dict[str, Turns]:
         self._acting = {policy: [place for _, place, _ in each.acting] for policy, each in notes.items()}

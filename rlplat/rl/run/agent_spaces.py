@@ -48,32 +48,23 @@ class AgentSpaces:
         self.observation_space, self.action_space = observation_space, action_space
         self.spec = space_spec(observation_space, action_space, adds_mask=adds_mask)
         self.has_mask = isinstance(self.spec.obs, dict) and MASK in self.spec.obs
-        parts = [part for part in obs_parts(observation_space) if part.spec.kind != "mask"]
-        self.leaves = tuple(map(_leaf, parts))
+        self._parts = [part for part in obs_parts(observation_space) if part.spec.kind != "mask"]
+        self.leaves = tuple(map(_leaf, self._parts))
         self.mask_is_observed = self.has_mask and not adds_mask
         groups = self.spec.action.mask_groups if self.has_mask else ()
         self.inputs = ActingInputs(self.leaves, groups, self.mask_is_observed, "agent")
-        alone = "obs" if adds_mask else ""
-        self._forms = [
-            (
-                part.path or alone,
-                part.spec.shape,
-                np.dtype(part.spec.dtype),
-                part.start if np.any(part.start) else None,
-            )
-            for part in parts
-        ]
+        self._alone = "obs" if adds_mask else ""
         self._convert = action_converter(action_space)
 
     def read(self, obs: Any, mask: Any = None) -> tuple[Obs, bool]:
         """(rows [B, ...] as the policy counts, whether `obs` was a batch); mask: bool[L], for a batch bool[B, L]."""
         arrays, masks, is_batch = self.inputs.read(obs, mask)
         leaves: dict[str, Array] = {}
-        for (path, shape, dtype, start), array in zip(self._forms, arrays, strict=True):
-            rows = array.reshape(len(array), *shape)
-            if start is not None:
-                rows = rows.astype(np.int64) - start
-            leaves[path] = rows.astype(dtype, copy=False)
+        for part, array in zip(self._parts, arrays, strict=True):
+            rows = array.reshape(len(array), *part.spec.shape)
+            if np.any(part.start):
+                rows = rows.astype(np.int64) - part.start
+            leaves[part.path or self._alone] = rows.astype(part.spec.dtype, copy=False)
         if masks is not None:
             leaves[MASK] = masks
         return leaves if isinstance(self.spec.obs, dict) else leaves[""], is_batch

@@ -57,7 +57,7 @@ def test_atari_is_checked_as_the_preprocessed_game() -> None:
         ("bounds", 0, "observation[1] is 7.5, outside its space's [-1, 1]; widen the bounds"),
         ("nan obs", 0, "observation[0] is nan"),
         ("nan obs", 3, "observation[1] is nan"),
-        ("shape", 3, "shape (3,), but observation_space says shape (2,)"),
+        ("shape", 3, "has shape (3,), but its space says (2,)"),
         ("dtype", 3, "return obs.astype(np.float32)"),
         ("old api", 3, "the old gym API"),
         ("reward None", 3, "return float(reward)"),
