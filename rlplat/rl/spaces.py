@@ -9,7 +9,7 @@ A Dict or Tuple of observations, however deep, is one flat dict by path: "camera
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -155,11 +155,11 @@ class SpaceSpec:
 
     def describe(self) -> dict[str, Any]:
         """JSON values only; infinite bounds become the strings "inf" and "-inf"."""
-        return {"obs": _describe_obs(self.obs), "action": _describe_action(self.action)}
+        return {"obs": _describe_obs(self.obs), "action": _described(self.action)}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> SpaceSpec:
-        return cls(_described_obs(description["obs"]), _described_action(description["action"]))
+        return cls(_obs_of(description["obs"]), _made_of(ActionSpec, description["action"]))
 
     def require_same(self, other: SpaceSpec, name: str, other_name: str) -> None:
         """Raises UsageError with both sides of the first difference, observations before actions."""
@@ -200,55 +200,35 @@ def action_leaves(action: ActionSpec) -> list[ActionSpec]:
 
 def _describe_obs(obs: ObsSpec | dict[str, ObsSpec]) -> dict[str, Any]:
     if isinstance(obs, dict):  # a list: the order matters to networks, and JSON writers may sort keys
-        return {"kind": "dict", "leaves": [[path, _describe_obs(leaf)] for path, leaf in obs.items()]}
-    return {
-        "kind": obs.kind,
-        "shape": list(obs.shape),
-        "dtype": obs.dtype,
-        "layout": obs.layout,
-        "nvec": list(obs.nvec),
-        "low": list(obs.low),
-        "high": list(obs.high),
-    }
+        return {"kind": "dict", "leaves": [[path, _described(leaf)] for path, leaf in obs.items()]}
+    return _described(obs)
 
 
-def _described_obs(description: dict[str, Any]) -> ObsSpec | dict[str, ObsSpec]:
+def _obs_of(description: dict[str, Any]) -> ObsSpec | dict[str, ObsSpec]:
     if description["kind"] == "dict":
-        return {path: _described_leaf(leaf) for path, leaf in description["leaves"]}
-    return _described_leaf(description)
+        return {path: _made_of(ObsSpec, leaf) for path, leaf in description["leaves"]}
+    made: ObsSpec = _made_of(ObsSpec, description)
+    return made
 
 
-def _described_leaf(description: dict[str, Any]) -> ObsSpec:
-    shape, nvec, low, high = (tuple(description.get(name, ())) for name in ("shape", "nvec", "low", "high"))
-    return ObsSpec(description["kind"], shape, description["dtype"], description["layout"], nvec, low, high)
+def _described(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_described(each) for each in value]
+    if isinstance(value, ObsSpec | ActionSpec):
+        return {each.name: _described(getattr(value, each.name)) for each in fields(value) if each.compare}
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _describe_action(action: ActionSpec) -> dict[str, Any]:
-    return {
-        "kind": action.kind,
-        "n": action.n,
-        "start": action.start,
-        "shape": list(action.shape),
-        "dtype": action.dtype,
-        "low": [_to_json(bound) for bound in action.low],
-        "high": [_to_json(bound) for bound in action.high],
-        "nvec": list(action.nvec),
-        "parts": [[path, _describe_action(part)] for path, part in action.parts],
-    }
-
-
-def _described_action(description: dict[str, Any]) -> ActionSpec:
-    return ActionSpec(
-        kind=description["kind"],
-        n=description["n"],
-        start=description["start"],
-        shape=tuple(description["shape"]),
-        dtype=description["dtype"],
-        low=tuple(float(bound) for bound in description["low"]),
-        high=tuple(float(bound) for bound in description["high"]),
-        nvec=tuple(description.get("nvec", ())),
-        parts=tuple((path, _described_action(part)) for path, part in description.get("parts", ())),
-    )
+def _made_of(kind: Any, description: dict[str, Any]) -> Any:
+    """description: may lack fields that have a default."""
+    given = {each.name: description[each.name] for each in fields(kind) if each.name in description}
+    for name in given.keys() & {"shape", "nvec"}:
+        given[name] = tuple(given[name])
+    for name in given.keys() & {"low", "high"}:
+        given[name] = tuple(map(float, given[name]))
+    if "parts" in given:
+        given["parts"] = tuple((path, _made_of(ActionSpec, part)) for path, part in given["parts"])
+    return kind(**given)
 
 
 def _shown(obs: ObsSpec | dict[str, ObsSpec]) -> str:
@@ -257,10 +237,6 @@ def _shown(obs: ObsSpec | dict[str, ObsSpec]) -> str:
 
 def _listed(values: Any) -> str:
     return ", ".join(map(str, values))
-
-
-def _to_json(bound: float) -> float | str:
-    return bound if np.isfinite(bound) else str(bound)
 
 
 def _span(bounds: tuple[float, ...]) -> str:

@@ -8,8 +8,10 @@ actions = policy_actions(env.action_space, what_the_environment_took)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,21 @@ def obs_parts(space: Any) -> list[ObsPart]:
     """The leaves of a supported space in their order, an action mask last; one with the path "" where it is no tree."""
     parts = [_obs_part(keys, leaf) for keys, leaf in _walk(space)]
     return sorted(parts, key=lambda part: part.spec.kind == "mask")
+
+
+def nested(space: Any, leaves: Mapping[str, Any], keys: tuple[Any, ...] = ()) -> Any:
+    """Arrays by path in the structure of a space."""
+    parts = getattr(space, "spaces", None)
+    if parts is None:
+        return leaves[_path(keys)]
+    if isinstance(parts, dict):
+        return {key: nested(part, leaves, (*keys, key)) for key, part in parts.items()}
+    return tuple(nested(part, leaves, (*keys, i)) for i, part in enumerate(parts))
+
+
+def by_path(space: Any, value: Any) -> dict[str, Array]:
+    """The other way round."""
+    return {_path(keys): np.asarray(reduce(getitem, keys, value)) for keys, _ in _walk(space)}
 
 
 def flat_space(obs: ObsSpec | dict[str, ObsSpec], observation_space: Any) -> Any:
@@ -212,11 +229,7 @@ def policy_actions(space: Any, taken: Any) -> Array:
     """The inverse of `action_converter`: actions of the environment, in its space's structure of arrays [N, ...], as a
     policy says them. Raises ValueError where whole numbers are to be chosen and `taken` has others."""
     columns = []
-    for keys, leaf in _walk(space):
-        part = taken
-        for key in keys:
-            part = part[key]
-        rows = np.asarray(part)
+    for (keys, leaf), rows in zip(_walk(space), by_path(space, taken).values(), strict=True):
         if not hasattr(leaf, "low") and (rows != np.floor(rows)).any():
             raise ValueError(f"actions{_at(keys)} are not whole numbers, as {leaf} has them")
         columns.append(rows.reshape(len(rows), -1) - np.ravel(getattr(leaf, "start", 0)))

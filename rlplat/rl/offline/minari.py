@@ -25,7 +25,14 @@ import numpy as np
 
 import rlplat
 from rlplat.errors import MissingExtra, UsageError
-from rlplat.rl.envs.gym_spaces import action_converter, flat_space, obs_parts, policy_actions, space_spec
+from rlplat.rl.envs.gym_spaces import (
+    action_converter,
+    flat_space,
+    nested,
+    obs_parts,
+    policy_actions,
+    space_spec,
+)
 from rlplat.rl.envs.make import make_single_env, make_vector_env
 from rlplat.rl.envs.names import resolve_env
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader
@@ -264,18 +271,10 @@ def _spaces(manifest: Manifest) -> tuple[Any, Any, Any]:
 
 def _as_observed(space: Any, leaves: Mapping[str, Array]) -> Any:
     """Our leaves by path, [n, ...], as the space's structure of arrays, counted from where it starts."""
-    by_keys = {}
+    observed = {}
     for part in obs_parts(space):
         rows = leaves[part.path]
         if np.any(part.start):
             rows = rows + part.start
-        by_keys[part.keys] = rows.reshape(len(rows), *part.space.shape).astype(part.space.dtype)
-    return _nested(space, by_keys, ())
-
-
-def _nested(space: Any, by_keys: Mapping[tuple[Any, ...], Array], keys: tuple[Any, ...]) -> Any:
-    if keys in by_keys:
-        return by_keys[keys]
-    if hasattr(space.spaces, "items"):
-        return {key: _nested(part, by_keys, (*keys, key)) for key, part in space.spaces.items()}
-    return tuple(_nested(part, by_keys, (*keys, i)) for i, part in enumerate(space.spaces))
+        observed[part.path] = rows.reshape(len(rows), *part.space.shape).astype(part.space.dtype)
+    return nested(space, observed)

@@ -22,7 +22,8 @@ from rlplat.rl.class_path import load_class
 from rlplat.rl.envs.external.fragment_server import FragmentServer
 from rlplat.rl.envs.external.frames import LaneFragment
 from rlplat.rl.envs.external.spaces_file import make_space, read_spaces, require_inference
-from rlplat.rl.envs.external.vector_env import DEFAULT_LISTEN, nested, obs_leaves_of
+from rlplat.rl.envs.external.vector_env import DEFAULT_LISTEN, obs_leaves_of
+from rlplat.rl.envs.gym_spaces import nested
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, PolicyOutput, Weights
 from rlplat.rl.obs_tree import map_obs, take_obs

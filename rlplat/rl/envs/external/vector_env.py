@@ -10,7 +10,7 @@ from rlplat.errors import ConfigError
 from rlplat.rl.envs.external.frames import Leaves
 from rlplat.rl.envs.external.server import SimulatorServer
 from rlplat.rl.envs.external.spaces_file import make_space, read_spaces, require_inference
-from rlplat.rl.envs.gym_spaces import obs_parts
+from rlplat.rl.envs.gym_spaces import by_path, nested, obs_parts
 
 DEFAULT_LISTEN = ":9900"
 
@@ -63,7 +63,7 @@ class ExternalVectorEnv:
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         assert self._server is not None, "reset() comes first"
-        self._server.give(_flat(self.single_action_space, actions))
+        self._server.give(by_path(self.single_action_space, actions))
         rewards, terminated, truncated, final_obs = self._take()
         info = {}
         if (terminated | truncated).any():
@@ -104,26 +104,3 @@ def obs_leaves_of(space: Any) -> Leaves:
         part.path: (np.dtype(part.space.dtype).name, tuple(map(int, part.space.shape)))
         for part in obs_parts(space)
     }
-
-
-def nested(space: Any, leaves: dict[str, np.ndarray], path: str = "") -> Any:
-    """Arrays by path in the structure of a space."""
-    parts = getattr(space, "spaces", None)
-    if parts is None:
-        return leaves[path]
-    if isinstance(parts, dict):
-        return {
-            key: nested(part, leaves, f"{path}/{key}" if path else str(key)) for key, part in parts.items()
-        }
-    return tuple(nested(part, leaves, f"{path}/{i}" if path else str(i)) for i, part in enumerate(parts))
-
-
-def _flat(space: Any, actions: Any, path: str = "") -> dict[str, np.ndarray]:
-    """The other way round."""
-    parts = getattr(space, "spaces", None)
-    if parts is None:
-        return {path: np.asarray(actions)}
-    found: dict[str, np.ndarray] = {}
-    for key, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
-        found |= _flat(part, actions[key], f"{path}/{key}" if path else str(key))
-    return found
