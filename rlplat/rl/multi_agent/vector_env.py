@@ -414,14 +414,11 @@ def make_multi_agent_vector_env(
     num_copies: int,
     plan: MultiAgentPlan,
     *,
-    seed: np.random.SeedSequence | int = 0,
     env_kwargs: Mapping[str, Any] | None = None,
-    game_id: tuple[int, int] = (0, 0),
-    limits: Limits = Limits(),  # noqa: B008
     copies: Copies = Copies(),  # noqa: B008
-    env_metrics: Sequence[str] = (),
+    **more: Any,
 ) -> MultiAgentVectorEnv:
-    """`num_copies` games side by side; EnvError where their agents are not those of the plan."""
+    """`num_copies` games side by side; EnvError where their agents are not those of the plan. more: of the class."""
     games = []
     for index in range(num_copies):
         with made_as(copies, index):
@@ -431,15 +428,22 @@ def make_multi_agent_vector_env(
             f"{name} has the agents {', '.join(games[0].agents)}, but the run was planned for "
             f"{', '.join(plan.agents)}; possible_agents must be the same every time"
         )
-    return MultiAgentVectorEnv(
-        games,
+    return MultiAgentVectorEnv(games, plan, name, copies=copies, **more)
+
+
+def games_of(
+    config: Mapping[str, Any], plan: MultiAgentPlan, num_copies: int, copies: Copies, **more: Any
+) -> MultiAgentVectorEnv:
+    """As a run's config (as a dict) says."""
+    return make_multi_agent_vector_env(
+        config["env"],
+        num_copies,
         plan,
-        name,
-        seed=seed,
-        limits=limits,
-        game_id=game_id,
+        env_kwargs=config["env_kwargs"],
         copies=copies,
-        env_metrics=env_metrics,
+        limits=Limits.of(config),
+        env_metrics=config.get("env_metrics", ()),
+        **more,
     )
 
 

@@ -145,8 +145,8 @@ class Evaluator:
     def _run(
         self, pinned: tuple[int, Weights], episodes: int, with_video: bool, purpose: Purpose, tells: bool
     ) -> Evaluated:
-        from rlplat.rl.multi_agent.evaluation import GamePlayer
         from rlplat.rl.multi_agent.policy_map import plan_multi_agent
+        from rlplat.rl.multi_agent.rollout_worker import GamePlayer
 
         version, weights = pinned
         tell = partial(_tell, episodes) if tells else None
