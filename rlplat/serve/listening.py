@@ -42,12 +42,18 @@ class ListeningSocket:
                 f"{host} can be reached from other machines: give a token that callers must show "
                 "(--token-file FILE, or $RLPLAT_SERVE_TOKEN), or serve on 127.0.0.1"
             )
+        folders = _folders()
+        if folders is None:
+            raise UsageError(
+                "a server keeps its sockets in a folder for temporary files, and none can be written (/tmp, /var/tmp): "
+                "mount one, or name it by TMPDIR (TMPDIR=/dev/shm keeps it in memory)"
+            )
         self.host = host
         self._socket = listen(host, port, BACKLOG)
         self._canary = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         """Connections go in at the first end and out at the second (http/sharing.py)."""
         self.port: int = self._socket.getsockname()[1]
-        sweep(Path(tempfile.gettempdir()))
+        sweep(folders)
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
         self._life = _lock(self._folder)
         (self._folder / "server.json").write_text(json.dumps({"url": self.url, "pid": os.getpid()}))
@@ -95,6 +101,14 @@ class ListeningSocket:
                     pass  # the replica died meanwhile
 
 
+def _folders() -> Path | None:
+    """Where they are; None where Python finds nothing that it may write: a read-only root without /tmp."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return None
+
+
 def _lock(folder: Path) -> int:
     """A descriptor of a file there that is locked as long as this process lives. It gets its name when it is locked:
     a file `life` without a lock is of a process that was killed."""
@@ -118,7 +132,8 @@ def sweep(parent: Path) -> None:
 def running_servers() -> dict[str, int]:
     """Address -> process id of the servers of this user on this machine."""
     found = {}
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    folders = _folders()
+    for folder in folders.glob(f"{PREFIX}*") if folders else ():
         # Of another user, or it begins or ends just now.
         with contextlib.suppress(OSError, ValueError, KeyError), _own(folder) as opened:
             with _open_at(opened, "life") as life:

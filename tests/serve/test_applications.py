@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import http.client
 import os
@@ -22,8 +23,9 @@ pytest.importorskip("uvicorn")
 
 import rlplat
 from rlplat import serve
-from rlplat.errors import ConfigError
-from rlplat.serve.listening import PREFIX, ListeningSocket
+from rlplat.errors import ConfigError, UsageError
+from rlplat.serve.files.control import folder_of
+from rlplat.serve.listening import PREFIX, ListeningSocket, running_servers
 from rlplat.serve.replica import Replica, ReplicaSpec
 from tests.serve import apps
 from tests.serve.calling import request
@@ -173,6 +175,22 @@ def test_a_stream_of_a_method_that_does_not_yield_says_so_and_leaves_nothing_beh
 
     asyncio.run(main())
     gc.collect()  # a coroutine that was never awaited warns here
+
+
+def test_without_a_folder_that_can_be_written_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nothing)
+    with pytest.raises(UsageError, match="TMPDIR"):
+        ListeningSocket("127.0.0.1", 0)
+    assert running_servers() == {}
+    (tmp_path / ".rlplat").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="HOME"):
+        folder_of(tmp_path / "serve.yaml")
 
 
 def test_the_door_is_closed_and_its_folder_removed() -> None:

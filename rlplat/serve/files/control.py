@@ -28,7 +28,13 @@ from rlplat.errors import RlplatError, UsageError
 def folder_of(file: Path) -> Path:
     """Of the socket and the log; made where there is none."""
     folder = _place_of(file)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be made, in which commands find what serves {file}: {error.strerror}; name a home that "
+            "can be written by HOME"
+        ) from None
     return folder
 
 
