@@ -12,7 +12,7 @@ with serve.run(app) as running: ...
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
@@ -136,21 +136,25 @@ def with_options(app: Application, options: dict[str, dict[str, Any]]) -> Applic
             raise ConfigError(f"several deployments are named {name}: tell them apart by .options(name=...)")
     made: dict[int, Application] = {}
 
-    def replaced(value: Any) -> Any:
-        if isinstance(value, Application):
-            if id(value) not in made:
-                args, kwargs = replaced(value.args), replaced(value.kwargs)
-                deployment = value.deployment.options(**options.get(value.deployment.name, {}))
-                made[id(value)] = Application(deployment, args, kwargs)
-            return made[id(value)]
-        if type(value) in (list, tuple):
-            return type(value)(map(replaced, value))
-        if type(value) is dict:
-            return {key: replaced(each) for key, each in value.items()}
-        return value
+    def changed(part: Application) -> Application:
+        if id(part) not in made:
+            args, kwargs = replaced((part.args, part.kwargs), Application, changed)
+            deployment = part.deployment.options(**options.get(part.deployment.name, {}))
+            made[id(part)] = Application(deployment, args, kwargs)
+        return made[id(part)]
 
-    changed: Application = replaced(app)
-    return changed
+    return changed(app)
+
+
+def replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+    """The value with `by(part)` in place of each part of this kind, those in lists, tuples and dicts too."""
+    if isinstance(value, kind):
+        return by(value)
+    if type(value) in (list, tuple):
+        return type(value)(replaced(each, kind, by) for each in value)
+    if type(value) is dict:
+        return {key: replaced(each, kind, by) for key, each in value.items()}
+    return value
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,9 @@ class Part:
     @property
     def calls(self) -> tuple[str, ...]:
         """The deployments that it gets handles of."""
-        return tuple(_names_in([*self.args, *self.kwargs.values()]))
+        names: list[str] = []
+        replaced((self.args, self.kwargs), PartName, lambda part: names.append(part.name))
+        return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -184,41 +190,20 @@ def parts_of(app: Application) -> list[Part]:
         hint = f": bind it, {app.name}.bind()" if isinstance(app, Deployment) else ""
         raise ConfigError(f"an application is what bind() returns, not {type(app).__name__}{hint}")
     parts: dict[str, Part] = {}
-    names: dict[int, str] = {}
+    names: dict[int, PartName] = {}
 
-    def replaced(value: Any) -> Any:
-        if isinstance(value, Application):
-            return PartName(visit(value))
-        if isinstance(value, list | tuple):
-            return type(value)(map(replaced, value)) if type(value) in (list, tuple) else value
-        if type(value) is dict:
-            return {key: replaced(each) for key, each in value.items()}
-        return value
-
-    def visit(one: Application) -> str:
-        if id(one) in names:
-            return names[id(one)]
-        args = tuple(map(replaced, one.args))
-        kwargs = {key: replaced(value) for key, value in one.kwargs.items()}
-        name, number = one.deployment.name, 2
-        while name in parts:
-            name, number = f"{one.deployment.name}_{number}", number + 1
-        parts[name] = Part(name, one.deployment, args, kwargs)
-        names[id(one)] = name
-        return name
+    def visit(one: Application) -> PartName:
+        if id(one) not in names:
+            args, kwargs = replaced((one.args, one.kwargs), Application, visit)
+            name, number = one.deployment.name, 2
+            while name in parts:
+                name, number = f"{one.deployment.name}_{number}", number + 1
+            parts[name] = Part(name, one.deployment, args, kwargs)
+            names[id(one)] = PartName(name)
+        return names[id(one)]
 
     visit(app)
     return list(parts.values())
-
-
-def _names_in(value: Any) -> Iterator[str]:
-    if isinstance(value, PartName):
-        yield value.name
-    elif type(value) in (list, tuple):
-        for each in value:
-            yield from _names_in(each)
-    elif type(value) is dict:
-        yield from _names_in(list(value.values()))
 
 
 def canary_of(parts: list[Part], share: float) -> list[Part]:
@@ -227,23 +212,10 @@ def canary_of(parts: list[Part], share: float) -> list[Part]:
     if not 0 < share < 1:
         raise ConfigError(f"the share of a canary is a number between 0 and 1, not {share!r}")
 
-    def renamed(value: Any) -> Any:
-        if isinstance(value, PartName):
-            return PartName(value.name + CANARY)
-        if type(value) in (list, tuple):
-            return type(value)(map(renamed, value))
-        if type(value) is dict:
-            return {key: renamed(each) for key, each in value.items()}
-        return value
-
-    return [
-        Part(
-            part.name + CANARY,
-            part.deployment.options(
-                num_replicas=canary_replicas(part.deployment.options_.num_replicas, share), autoscale=None
-            ),
-            renamed(part.args),
-            renamed(part.kwargs),
-        )
-        for part in parts
-    ]
+    canary = []
+    for part in parts:
+        num_replicas = canary_replicas(part.deployment.options_.num_replicas, share)
+        deployment = part.deployment.options(num_replicas=num_replicas, autoscale=None)
+        args, kwargs = replaced((part.args, part.kwargs), PartName, lambda each: PartName(each.name + CANARY))
+        canary.append(Part(part.name + CANARY, deployment, args, kwargs))
+    return canary

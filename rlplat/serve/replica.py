@@ -24,7 +24,7 @@ from typing import Any
 from rlplat.errors import ConfigError, RlplatError
 from rlplat.rl.user_code import folder_of
 from rlplat.serve.batching import batched
-from rlplat.serve.deployments import Deployment, PartName
+from rlplat.serve.deployments import Deployment, PartName, replaced
 from rlplat.serve.handle import Handle, all_routes, peers_of, set_models, set_routes
 from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.metrics import Metrics, exposition
@@ -135,8 +135,7 @@ class Replica:
         self._metrics = Metrics(spec.name, spec.version)
         target = spec.deployment.target
         if inspect.isclass(target):
-            args = [_with_handles(each) for each in spec.args]
-            kwargs = {key: _with_handles(value) for key, value in spec.kwargs.items()}
+            args, kwargs = replaced((spec.args, spec.kwargs), PartName, lambda part: Handle(part.name))
             self._object = target(*args, **kwargs)
         else:
             self._object = target
@@ -344,13 +343,3 @@ async def _within(end: float, work: Awaitable[None]) -> None:
 
 async def _value(ref: Any) -> Any:
     return await ref
-
-
-def _with_handles(value: Any) -> Any:
-    if isinstance(value, PartName):
-        return Handle(value.name)
-    if type(value) in (list, tuple):
-        return type(value)(map(_with_handles, value))
-    if type(value) is dict:
-        return {key: _with_handles(each) for key, each in value.items()}
-    return value

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.errors import RlplatError
-from rlplat.serve.policies.bodies import RawRows, Rows, bad, require_numbers, require_outputs, require_rows
+from rlplat.serve.policies.bodies import RawRows, Rows, bad
 from rlplat.serve.policies.engine import Acted, Engine
 from rlplat.serve.policies.sessions import MAX_ID, Session, SessionBook
 from rlplat.serve.refusals import Refused
@@ -256,35 +256,7 @@ class ServedPolicy:
     def raw_request(self, body: bytes, options: dict[str, str]) -> Rows:
         """Raw rows with the options of a query: greedy, outputs, session, seq, reset."""
         assert self.raw is not None
-        for name in options:
-            if name not in ("greedy", "outputs", "session", "seq", "reset"):
-                raise bad(
-                    "bad-request",
-                    f"unknown option {name!r:.50} in the query; there are greedy, outputs, session, seq, reset",
-                )
-        array = self.raw.read(body)
-        require_rows(len(array), self.max_rows_per_request)
-        try:
-            rows, _ = self.agent.spaces.read(array)
-        except RlplatError as error:
-            raise bad("bad-observation", str(error), 422) from None
-        outputs = [name for name in options.get("outputs", "").split(",") if name]
-        require_outputs(outputs, self.agent.state_size)
-        seq = options.get("seq")
-        if seq is not None and not seq.isdecimal():
-            raise bad("bad-request", f"seq is {seq!r:.50}; expected a whole number")
-        number = None if seq is None else int(seq[:20])
-        require_numbers(options.get("session"), number, len(array), gives_state=False)
-        return Rows(
-            rows,
-            len(array),
-            True,
-            _flag(options, "greedy", True),
-            outputs,
-            options.get("session"),
-            number,
-            _flag(options, "reset", False),
-        )
+        return self.raw.request(body, options, self.agent.state_size, self.max_rows_per_request)
 
 
 async def _asked(peer: Any, method: str, argument: Any) -> Any:
@@ -320,12 +292,3 @@ def _emptied(sample: Any) -> Any:
         return tuple(map(_emptied, sample))
     is_real = isinstance(sample, np.ndarray) and sample.dtype.kind == "f"
     return np.zeros_like(sample) if is_real else sample
-
-
-def _flag(options: dict[str, str], name: str, default: bool) -> bool:
-    value = options.get(name)
-    if value is None:
-        return default
-    if value not in ("0", "1", "false", "true"):
-        raise bad("bad-request", f"{name} is {value!r:.50}; expected 0 or 1")
-    return value in ("1", "true")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -38,6 +39,17 @@ class ActRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Of a session: this observation begins an episode."""
     state: Any = None
     """Of a recurrent policy, where the caller keeps it; `"initial"` where an episode begins."""
+
+
+class _Query(msgspec.Struct, forbid_unknown_fields=True):
+    """The options of raw rows, in their address."""
+
+    greedy: bool = True
+    outputs: str = ""
+    """Names, joined by commas."""
+    session: str | None = None
+    seq: int | None = None
+    reset: bool = False
 
 
 class Rows(msgspec.Struct):
@@ -76,18 +88,25 @@ def bad(code: str, message: str, status: int = 400) -> Refused:
     return Refused(status, code, message)
 
 
+def decoded(
+    decode: Callable[..., Any], body: Any, what: str = "the body", kind: type[msgspec.Struct] = ActRequest
+) -> Any:
+    """`decode(body)`, of msgspec."""
+    try:
+        return decode(body)
+    except msgspec.ValidationError as error:
+        raise bad("bad-request", f"{what} does not fit: {_with_hint(str(error), kind)}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad("bad-json", f"{what} is not JSON: {error}") from None
+    except RecursionError:
+        raise bad("bad-json", f"{what} is nested too deeply") from None
+
+
 def read_json(
     body: bytes, spaces: AgentSpaces, state_size: int, max_rows: int, session: str | None = None
 ) -> Rows:
     """session: that of the connection by which the body came."""
-    try:
-        request = _DECODER.decode(body)
-    except msgspec.ValidationError as error:
-        raise bad("bad-request", f"the body does not fit: {_with_hint(str(error))}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad("bad-json", f"the body is not JSON: {error}") from None
-    except RecursionError:
-        raise bad("bad-json", "the body is nested too deeply") from None
+    request = decoded(_DECODER.decode, body)
     if session is not None:
         if request.session not in (None, session):
             raise bad("bad-request", "this connection is a session already: omit session")
@@ -95,19 +114,25 @@ def read_json(
     return read_request(request, spaces, state_size, max_rows)
 
 
-def _with_hint(complaint: str) -> str:
+def _with_hint(complaint: str, kind: type[msgspec.Struct]) -> str:
     """With the field that was meant and all that there are, where msgspec names an unknown one."""
     found = re.search(r"unknown field `([^`]*)`", complaint)
     if found is None:
         return complaint
-    fields = ActRequest.__struct_fields__
+    fields = kind.__struct_fields__
     meant = _ELSEWHERE.get(found[1].lower())
-    hint = f"; did you mean '{meant}'?" if meant else closest(found[1], fields)
+    hint = f"; did you mean '{meant}'?" if meant in fields else closest(found[1], fields)
     return f"unknown field '{found[1]}'{hint} (fields: {', '.join(fields)})"
 
 
-def read_request(request: ActRequest, spaces: AgentSpaces, state_size: int, max_rows: int) -> Rows:
-    require_outputs(request.outputs, state_size)
+def read_request(
+    request: ActRequest, spaces: AgentSpaces, state_size: int, max_rows: int, *, takes_state: bool = True
+) -> Rows:
+    """takes_state: of the form in which it came, which has a place for a state."""
+    for name in request.outputs:
+        if name not in OUTPUTS or (name == "state" and not state_size):
+            there = ", ".join(OUTPUTS if state_size else OUTPUTS[:2])
+            raise bad("bad-request", f"outputs names {name!r:.50}; expected some of {there}")
     try:
         rows, is_batch = spaces.read(request.obs, request.mask)
     except BadObservation as error:
@@ -115,43 +140,14 @@ def read_request(request: ActRequest, spaces: AgentSpaces, state_size: int, max_
     except (RecursionError, OverflowError, ValueError, TypeError) as error:
         raise bad("bad-observation", f"the observation is no array of numbers: {error}", 422) from None
     num_rows = obs_rows(rows)
-    require_rows(num_rows, max_rows)
-    gives_state = request.state is not None or "state" in request.outputs
-    state = (
-        None
-        if request.state in (None, "initial")
-        else read_state(request.state, num_rows, is_batch, state_size)
-    )
-    require_numbers(request.session, request.seq, num_rows, gives_state)
-    return Rows(
-        rows,
-        num_rows,
-        is_batch,
-        request.greedy,
-        request.outputs,
-        request.session,
-        request.seq,
-        request.reset,
-        state,
-        gives_state,
-    )
-
-
-def require_outputs(outputs: list[str], state_size: int) -> None:
-    for name in outputs:
-        if name not in OUTPUTS or (name == "state" and not state_size):
-            there = ", ".join(OUTPUTS if state_size else OUTPUTS[:2])
-            raise bad("bad-request", f"outputs names {name!r:.50}; expected some of {there}")
-
-
-def require_rows(num_rows: int, max_rows: int) -> None:
     if num_rows > max_rows:
         raise bad(
             "too-many-rows", f"the request has {num_rows:,} observations; at most {max_rows:,} go in one", 413
         )
-
-
-def require_numbers(session: str | None, seq: int | None, num_rows: int, gives_state: bool) -> None:
+    gives_state = takes_state and (request.state is not None or "state" in request.outputs)
+    is_given = request.state not in (None, "initial")
+    state = read_state(request.state, num_rows, is_batch, state_size) if is_given else None
+    session, seq = request.session, request.seq
     if session is not None and gives_state:
         raise bad(
             "bad-request", "session and state exclude each other: the state of a session is in the server"
@@ -162,6 +158,9 @@ def require_numbers(session: str | None, seq: int | None, num_rows: int, gives_s
         raise bad("bad-request", "seq numbers the steps of a session, and no session is given")
     if seq is not None and not 1 <= seq < 2**63:
         raise bad("bad-request", f"seq counts from 1, got {seq}")
+    return Rows(
+        rows, num_rows, is_batch, request.greedy, request.outputs, session, seq, request.reset, state, gives_state
+    )  # fmt: skip
 
 
 def read_state(state: Any, num_rows: int, is_batch: bool, size: int) -> Array:
@@ -198,6 +197,14 @@ class RawRows:
         self.dtype = np.dtype(space.dtype).newbyteorder("<")
         self.shape = tuple(space.shape)
         self.row_bytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def request(self, body: bytes, options: dict[str, str], state_size: int, max_rows: int) -> Rows:
+        """options: those of a query."""
+        asked = decoded(partial(msgspec.convert, type=_Query, strict=False), options, "the query", _Query)
+        outputs = [name for name in asked.outputs.split(",") if name]
+        given = {"greedy": asked.greedy, "session": asked.session, "seq": asked.seq, "reset": asked.reset}
+        request = ActRequest(self.read(body), outputs=outputs, **given)
+        return read_request(request, self._spaces, state_size, max_rows, takes_state=False)
 
     def read(self, body: bytes) -> Array:
         """[N, ...] of the space's dtype."""

@@ -15,10 +15,8 @@ import msgspec
 import numpy as np
 
 import rlplat
-from rlplat.errors import RlplatError
-from rlplat.rl.obs_tree import obs_rows
 from rlplat.serve.policies.acting import ServedPolicy
-from rlplat.serve.policies.bodies import Rows, bad, require_numbers, require_rows
+from rlplat.serve.policies.bodies import ActRequest, Rows, bad, decoded, read_request
 from rlplat.serve.refusals import Refused, require_method
 
 DTYPES = {
@@ -166,12 +164,7 @@ class InferenceProtocol:
 
     async def _infer(self, body: bytes) -> _Inferred:
         server = self._server
-        try:
-            asked = _DECODER.decode(body)
-        except msgspec.ValidationError as error:
-            raise bad("bad-request", f"the body does not fit: {error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise bad("bad-json", f"the body is not JSON: {error}") from None
+        asked: _Infer = decoded(_DECODER.decode, body)
         request = self._read(asked)
         acted = await server.act(request)
         spaces = server.agent.spaces
@@ -204,36 +197,26 @@ class InferenceProtocol:
             for name, keys, _ in self._leaves:
                 _put(observation, keys, _array(given[name]))
         mask = _array(given["action_mask"]) if "action_mask" in given and "action_mask" not in names else None
-        try:
-            rows, is_batch = spaces.read(observation, mask)
-        except RlplatError as error:
-            raise bad("bad-observation", str(error), 422) from None
-        if not is_batch:
+        parameters = asked.parameters
+        greedy, session, seq = (parameters.get(name) for name in ("greedy", "session", "seq"))
+        for name, value, kind in (("greedy", greedy, bool), ("session", session, str), ("seq", seq, int)):
+            if value is not None and type(value) is not kind:
+                raise bad("bad-request", f"parameters.{name} is {value!r:.50}; expected {kind.__name__}")
+        possible = [*(name for name, _, _ in _actions(spaces)), "log_prob", "value"]
+        wanted = [each.name for each in asked.outputs]
+        for name in wanted:
+            if name not in possible:
+                raise bad("bad-request", f"unknown output {name!r:.100}; there are {', '.join(possible)}")
+        columns: list[str] = [name for name in ("log_prob", "value") if name in wanted]
+        request = ActRequest(observation, mask, greedy is not False, columns, session, seq)
+        rows = read_request(request, spaces, server.agent.state_size, server.max_rows_per_request)
+        if not rows.is_batch:
             raise bad(
                 "bad-shape",
                 "the first axis of every input is rows: one observation has the shape [1, ...]",
                 422,
             )
-        num_rows = obs_rows(rows)
-        require_rows(num_rows, server.max_rows_per_request)
-        parameters = asked.parameters
-        greedy, session, seq = (
-            parameters.get("greedy", True),
-            parameters.get("session"),
-            parameters.get("seq"),
-        )
-        for name, value, kind in (("greedy", greedy, bool), ("session", session, str), ("seq", seq, int)):
-            if value is not None and type(value) is not kind:
-                raise bad("bad-request", f"parameters.{name} is {value!r:.50}; expected {kind.__name__}")
-        require_numbers(session, seq, num_rows, gives_state=False)
-        wanted = [each.name for each in asked.outputs]
-        possible = [name for name, _, _ in _actions(spaces)]
-        for name in wanted:
-            if name not in (*possible, "log_prob", "value"):
-                there = ", ".join([*possible, "log_prob", "value"])
-                raise bad("bad-request", f"unknown output {name!r:.100}; there are {there}")
-        extra: list[str] = [name for name in ("log_prob", "value") if name in wanted]
-        return Rows(rows, num_rows, True, greedy, extra, session, seq)
+        return rows
 
 
 def _leaves(space: Any, keys: tuple[Any, ...]) -> Any:
