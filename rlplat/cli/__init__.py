@@ -25,6 +25,7 @@ _GROUPS = {
     "look at results": {
         "runs": "list the runs with their latest metrics",
         "plot": "learning curves with their interval over seeds, as PDF, PNG or SVG",
+        "compare": "groups of seeds with intervals, beside each other and beside published values",
         "dashboard": "runs, curves, trials, the cluster and servers in a browser",
         "evaluate": "play episodes with a trained agent and report its returns",
         "play": "watch a trained agent, in a video or in a window",
@@ -67,6 +68,7 @@ _MODULES = {
     "runs": "view.runs",
     "dashboard": "view.dashboard",
     "plot": "view.plot",
+    "compare": "view.compare",
     "track": "view.track",
     "status": "look.status",
     "logs": "look.logs",

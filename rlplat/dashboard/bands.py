@@ -53,6 +53,28 @@ def interval(values: Sequence[float], middle_of: Middle = "iqm") -> tuple[float,
     return float(found.middle[0]), float(found.low[0]), float(found.high[0])
 
 
+def probability_of_improvement(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
+    """(P(X > Y) + P(X = Y) / 2, its 2.5th and 97.5th percentile) of a run X of a and Y of b (Agarwal et al. 2021,
+    section 4.3; the Mann-Whitney U by the number of pairs). a: float64[N], b: float64[M]."""
+    wins = (a[:, None] > b).astype(float) + 0.5 * (a[:, None] == b)
+    rng = np.random.default_rng(0)
+    rows, columns = (rng.integers(len(each), size=(NUM_RESAMPLES, len(each))) for each in (a, b))
+    shares = [wins[np.ix_(row, column)].mean() for row, column in zip(rows, columns, strict=True)]
+    low, high = np.percentile(shares, [2.5, 97.5])
+    return float(wins.mean()), float(low), float(high)
+
+
+def performance_profile(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(tau, share of runs with a score above tau, its 2.5th and 97.5th percentile), float64[P] each (Agarwal et al.
+    2021, section 4.2). scores: float64[N]."""
+    tau = np.unique(scores)
+    tau = np.concatenate([[tau[0] - max(1e-9, 0.02 * np.ptp(tau))], tau])
+    samples = np.random.default_rng(0).integers(len(scores), size=(NUM_RESAMPLES, len(scores)))
+    above = scores[:, None] > tau
+    low, high = np.percentile(above[samples].mean(axis=1), [2.5, 97.5], axis=0)
+    return tau, above.mean(axis=0), low, high
+
+
 def curve_of(rows: Sequence[Mapping[str, Any]], metric: str, x: str = "env_steps") -> Curve:
     """A metric of a run over env steps or wall seconds: the rows of metrics.jsonl that have both, x ascending.
 

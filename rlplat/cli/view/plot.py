@@ -100,6 +100,9 @@ def groups_of(given: list[str]) -> dict[str, list[Path]]:
     told = differences(settings) if len(settings) > 1 else {}
     ignored = ("seed", "out", "stop.", "evaluation.", "expect.")
     keys = [key for key in told if not key.startswith(ignored)]
+    main = [key for key in keys if key in ("algo", "env")]
+    if len({tuple(told[key][group] for key in main) for group in by_group}) == len(by_group):
+        keys = main  # what else differs follows from these
     for key, paths in by_group.items():
         label = ", ".join(
             f"{told[name][key]}" if name in ("algo", "env") else f"{name}={told[name][key]}"
