@@ -28,10 +28,11 @@ from rlplat.rl.learning.learner import Learner
 from rlplat.rl.normalization import obs_statistics, require_normalizable
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.offline.dataset import read_episodes
-from rlplat.rl.offline.ring import DataConfig, DataRing, Epochs
+from rlplat.rl.offline.ring import NOT_SAMPLED, DataConfig, DataRing, Epochs
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.seeding import seed_sequences
+from rlplat.rl.unused_settings import Unused
 from rlplat.section import Count, Epsilon, Norm
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
 
 class BCConfig(DataConfig):
     """BC's settings."""
+
+    unused = {
+        **NOT_SAMPLED,
+        "policy.critic_hidden_sizes": Unused("nothing is learnt of the critic", is_error=True),
+    }
 
     batch_size: Count = 256
     """Recorded steps per gradient step."""

@@ -28,13 +28,13 @@ from __future__ import annotations
 import copy
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import Field
 
 from rlplat.algorithms.sac import Auto, EntropyCoefficient
 from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.interfaces import Result
+from rlplat.rl.interfaces import Activation, Result
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.off_policy.learner import OffPolicyConfig, OffPolicyLearner
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 
 class CategoricalPolicyConfig(PolicyConfig):
-    """The networks, of the same sizes for the actor and each critic."""
+    """The networks of the actor and of each critic."""
 
-    activation: Literal["tanh", "relu"] = "relu"
+    activation: Activation = "relu"
     """Non-linearity of the MLPs."""
     orthogonal_init: bool = False
     """Orthogonal initialisation; false: the framework's own."""
@@ -145,7 +145,7 @@ class DiscreteSACLearner(OffPolicyLearner[DiscreteSACConfig]):
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(self.network_seed.generate_state(2)[1]))
-            critics = nn.ModuleList(make_q_network(spec, QSpec()) for _ in range(2))
+            critics = nn.ModuleList(make_q_network(spec.critic, QSpec()) for _ in range(2))
         self.critics = critics.to(self.trainee.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.critic_optimizer = Adam(self.critics, epsilon=self.config.adam_epsilon)

@@ -41,7 +41,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rlplat.rl.algorithm_config import EvaluationConfig, PolicyConfig
-from rlplat.rl.interfaces import Array, Result, Weights
+from rlplat.rl.interfaces import Activation, Array, Result, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan
 from rlplat.rl.multi_agent.policy_rings import PolicyRings
@@ -70,7 +70,7 @@ AtomValue = Annotated[float, Field(ge=-1e9, le=1e9)]
 class QPolicyConfig(PolicyConfig):
     """The network; defaults as in Mnih et al. 2015."""
 
-    activation: Literal["tanh", "relu"] = "relu"
+    activation: Activation = "relu"
     """Non-linearity of the MLP."""
     orthogonal_init: bool = False
     """Orthogonal initialisation; false: the framework's own."""
@@ -91,6 +91,9 @@ class DQNConfig(OffPolicyConfig):
         **OffPolicyConfig.unused,
         "learner.backend": Unused("there is no numpy learner", is_error=True, harmless=("torch",)),
         "policy.share_encoder": Unused("a Q-network has one encoder"),
+        "policy.critic_hidden_sizes": Unused(
+            "the Q-network is the critic: set policy.hidden_sizes", is_error=True
+        ),
         **dict.fromkeys(
             (f"policy.{key}" for key in ("squash_actions", "rescale_actions", "initial_log_std")),
             Unused("actions are discrete"),

@@ -23,6 +23,7 @@ from rlplat.errors import ConfigError
 from rlplat.rl.argument_values import as_given, as_plain
 from rlplat.rl.env_objects import EnvObject, env_name
 from rlplat.rl.info_metrics import as_spelled
+from rlplat.rl.interfaces import Activation
 from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE, NOT_NEEDED, VALUES_ELSEWHERE, Ours
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.unused_settings import Unused, refusal
@@ -61,8 +62,12 @@ class PolicyConfig(Section):
     for smaller ones from 5 on, else mlp. The first lines of a run say what each observation gets."""
     hidden_sizes: list[Width] = Field(default=[64, 64], min_length=1)
     """Widths of the MLP's layers."""
-    activation: Literal["tanh", "relu"] = "tanh"
+    critic_hidden_sizes: list[Width] | None = Field(default=None, min_length=1)
+    """The same for the critic, where it has a network of its own; null: as hidden_sizes."""
+    activation: Activation = "tanh"
     """Non-linearity of the MLP."""
+    layer_norm: bool = False
+    """Normalise every layer of the MLP before its activation (Ba et al. 2016)."""
     share_encoder: Literal["auto"] | bool = "auto"
     """One encoder for policy and value; auto: shared for images, separate for MLPs."""
     orthogonal_init: bool = True

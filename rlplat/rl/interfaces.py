@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,9 @@ Obs = Array | dict[str, Array]
 Weights = dict[str, np.ndarray]
 """Parameters and normaliser statistics by dotted name, e.g. `actor.0.weight`; plain numpy, so that
 they travel without a framework and both frameworks can load them."""
+
+Activation = Literal["tanh", "relu", "leaky_relu", "elu", "selu", "silu", "gelu", "mish"]
+"""Of MLPs: in numpy (policies/numpy_policies.py), on torch and on TensorFlow (their encoders.py)."""
 
 
 class Step(NamedTuple):

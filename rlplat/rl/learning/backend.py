@@ -37,6 +37,8 @@ from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.spec import PolicySpec
 
 HOME = "rlplat.algorithms."
+NUMPY_LEARNS = {"activation": ("tanh", "relu"), "layer_norm": (False,), "critic_hidden_sizes": ((),)}
+"""Of plain MLPs, the values of a spec that `NumpyNetwork` has gradients for."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Computation:
     def require(self, config: Any, spec: PolicySpec) -> None:
         """In the driver, before any actor starts: ConfigError or MissingExtra where the updates of this policy cannot
         be computed as the config asks."""
+        spec.require_used()
         if (framework := self.backend(config, spec)) != "numpy":
             require_framework(framework, config.learner.num_learners)
 
@@ -134,6 +137,9 @@ class Computation:
             return why
         if not spec.is_plain_mlp:
             return "the policy is not a plain MLP"
+        for key, values in NUMPY_LEARNS.items():
+            if getattr(spec, key) not in values:
+                return f"policy.{key} is {getattr(spec, key)}"
         if learner.device == "cuda":
             return "learner.device is cuda"
         if learner.precision == "bfloat16":

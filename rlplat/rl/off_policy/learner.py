@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig, Width
-from rlplat.rl.interfaces import Obs, UpdateReport, Weights
+from rlplat.rl.interfaces import Activation, Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.normalization import obs_statistics
@@ -123,14 +123,16 @@ class OffPolicyConfig(AlgorithmConfig):
 
 
 class ContinuousPolicyConfig(PolicyConfig):
-    """The networks, the same sizes for the actor and each critic."""
+    """The networks of the actor and of each critic."""
 
     encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "grid_cnn", "impala_cnn"] = "auto"
     """Of images, which actor and critics share and the critics' loss trains; auto: by size, mlp: none. All else is
     taken as numbers side by side."""
     hidden_sizes: list[Width] = Field(default=[256, 256], min_length=1)
     """Widths of the layers."""
-    activation: Literal["tanh", "relu"] = "relu"
+    share_encoder: Literal["auto"] | bool = False
+    """They share that of images alone, always."""
+    activation: Activation = "relu"
     """Non-linearity of the layers."""
     orthogonal_init: bool = False
     """The framework's own initialisation is used always."""
@@ -144,7 +146,7 @@ class ContinuousConfig(OffPolicyConfig):
         "learner.precision": Unused("networks are computed in float32", is_error=True, harmless=("float32",)),
         "policy.core": Unused("transitions are replayed one by one", is_error=True),
         "policy.custom": Unused("the networks are MLPs", is_error=True),
-        "policy.share_encoder": Unused("actor and critics have networks of their own"),
+        "policy.share_encoder": Unused("actor and critics have networks of their own", harmless=("auto",)),
         "policy.squash_actions": Unused("actions are within their bounds always"),
         "policy.rescale_actions": Unused("actions are scaled to their bounds always"),
         "policy.initial_log_std": Unused("the network gives the deviation"),

@@ -9,19 +9,51 @@ pass here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
+from rlplat.rl.interfaces import Activation, Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.saved import Saved
 
-Layer = tuple[Array, Array]
-"""Weight float32[in, out] and bias float32[out]; or one network per row: float32[B, in, out] and float32[B, out]."""
+Layer = tuple[Array, ...]
+"""Weight float32[in, out] and bias float32[out]; or one network per row: float32[B, in, out] and float32[B, out]. With
+layer normalisation its scale and shift as well, float32[out]."""
+NORM_EPSILON = 1e-5
+"""torch's."""
+
+
+def _erf(x: Array) -> Array:
+    """Abramowitz & Stegun 1964, 7.1.26: exact to 1.5e-7."""
+    t = 1.0 / (1.0 + 0.3275911 * np.abs(x))
+    powers = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    erf: Array = np.sign(x) * (1.0 - powers * np.exp(-x * x))
+    return erf
+
+
+def _elu(x: Array) -> Array:
+    exponentials: Array = np.expm1(np.minimum(x, 0.0))
+    return np.maximum(x, 0.0) + exponentials
+
+
+def _selu(x: Array) -> Array:
+    return 1.0507009873554805 * (np.maximum(x, 0.0) + 1.6732632423543772 * np.expm1(np.minimum(x, 0.0)))
+
+
+ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+    "tanh": lambda x: np.tanh(x, out=x),
+    "relu": lambda x: np.maximum(x, 0.0, out=x),
+    "leaky_relu": lambda x: np.maximum(x, 0.01 * x, out=x),
+    "elu": _elu,  # Clevert et al. 2016, eq. 16
+    "selu": _selu,  # Klambauer et al. 2017, eq. 2 and 14
+    "silu": lambda x: 0.5 * x * (1.0 + np.tanh(0.5 * x)),  # x * sigmoid(x): Elfwing et al. 2018
+    "gelu": lambda x: 0.5 * x * (1.0 + _erf(x * math.sqrt(0.5))),  # x * Phi(x): Hendrycks & Gimpel 2016
+    "mish": lambda x: x * np.tanh(np.logaddexp(0.0, x)),  # x * tanh(softplus(x)): Misra 2019
+}
+"""x: float32, which may be overwritten."""
 
 
 def layer(weights: Weights, name: str) -> Layer:
@@ -33,25 +65,36 @@ def layer(weights: Weights, name: str) -> Layer:
 
 def layers(weights: Weights, name: str, num_layers: int) -> list[Layer]:
     """`<name>.layers.0` and on: an encoder."""
-    return [layer(weights, f"{name}.layers.{index}") for index in range(num_layers)]
+    made = [layer(weights, f"{name}.layers.{index}") for index in range(num_layers)]
+    if f"{name}.norms.0.weight" not in weights:
+        return made
+    parts = ("weight", "bias")
+    norms = [
+        [np.array(weights[f"{name}.norms.{i}.{part}"], np.float32) for part in parts]
+        for i in range(num_layers)
+    ]
+    return [(*linear, *norm) for linear, norm in zip(made, norms, strict=True)]
 
 
-def forward(
-    x: Array, layers: Sequence[Layer], activation: Literal["tanh", "relu"], *, last: bool = False
-) -> Array:
+def forward(x: Array, layers: Sequence[Layer], activation: Activation, *, last: bool = False) -> Array:
     """x: float32[B, in] -> float32[B, out]; last: activate after the last layer, too (an encoder)."""
     left = len(layers) if last else len(layers) - 1
-    is_tanh, is_shared = activation == "tanh", layers[0][0].ndim == 2
-    for weight, bias in layers:
+    activate, is_shared = ACTIVATIONS[activation], layers[0][0].ndim == 2
+    for weight, bias, *norm in layers:
         x = x @ weight if is_shared else (weight.swapaxes(1, 2) @ x[:, :, None])[:, :, 0]
         x += bias
         if left:
             left -= 1
-            if is_tanh:
-                np.tanh(x, out=x)
-            else:
-                np.maximum(x, 0.0, out=x)
+            x = activate(_normalized(x, *norm) if norm else x)
     return x
+
+
+def _normalized(x: Array, scale: Array, shift: Array) -> Array:
+    """Layer normalisation (Ba et al. 2016, eq. 4): by the mean and deviation of each row."""
+    centred = x - x.mean(axis=1, keepdims=True)
+    deviation = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + NORM_EPSILON)
+    normalized: Array = centred / deviation * scale + shift
+    return normalized
 
 
 class Stateless(Saved):
@@ -98,7 +141,7 @@ class NumpyActorCritic(Stateless):
             self._encoder = encoder
         else:
             self._actor[:0] = encoder
-            self._critic[:0] = layers(weights, "critic_encoder", num_layers)
+            self._critic[:0] = layers(weights, "critic_encoder", len(self.spec.critic.hidden_sizes))
         if not self._is_categorical:
             self._log_std = np.array(weights["log_std"], np.float32)
         self._normalize.set_weights(weights)

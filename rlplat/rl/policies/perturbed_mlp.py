@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
 from rlplat.errors import ConfigError
-from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
+from rlplat.rl.interfaces import Activation, Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.policies.numpy_policies import Layer, Stateless, forward
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
@@ -78,7 +77,7 @@ class MLPShape:
     """
 
     def __init__(
-        self, spaces: SpaceSpec, *, hidden_sizes: Sequence[int], activation: Literal["tanh", "relu"] = "tanh"
+        self, spaces: SpaceSpec, *, hidden_sizes: Sequence[int], activation: Activation = "tanh"
     ) -> None:
         assert isinstance(spaces.obs, ObsSpec) and spaces.action.kind in ("discrete", "box"), spaces
         self.obs_shape = spaces.obs.shape

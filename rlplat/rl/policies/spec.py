@@ -6,14 +6,14 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from rlplat.errors import ConfigError, UsageError
 from rlplat.machine_limits import cpu_count
-from rlplat.rl.interfaces import Array
+from rlplat.rl.interfaces import Activation, Array
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec, obs_leaves
 
 MIN_IMAGE_SIZES = {"nature_cnn": 36, "small_cnn": 20, "impala_cnn": 8, "grid_cnn": 5}
@@ -56,7 +56,7 @@ class PolicySpec:
     encoder: str
     """mlp, nature_cnn, small_cnn, grid_cnn, impala_cnn (of several, the largest image's) or "pkg.mod:Class"."""
     hidden_sizes: tuple[int, ...]
-    activation: Literal["tanh", "relu"]
+    activation: Activation
     share_encoder: bool
     orthogonal_init: bool
     initial_log_std: float
@@ -68,6 +68,22 @@ class PolicySpec:
     """ "pkg.mod:Class" of a network of the user's own, or empty."""
     encoders: dict[str, str] = field(default_factory=dict)
     """The encoder of every observation that goes through convolutions, by path."""
+    layer_norm: bool = False
+    critic_hidden_sizes: tuple[int, ...] = ()
+    """Empty: as the actor's."""
+
+    @property
+    def critic(self) -> PolicySpec:
+        """What the critic's own encoder is made from."""
+        return replace(self, hidden_sizes=self.critic_hidden_sizes or self.hidden_sizes)
+
+    def require_used(self) -> None:
+        """ConfigError for settings of an MLP where observations are one image, for convolutions alone."""
+        for key, value in (("layer_norm", self.layer_norm), ("activation", self.activation)):
+            if "" in self.encoders and value not in (False, "tanh", "relu"):
+                raise ConfigError(
+                    f"policy.{key}={value} is for MLPs, but observations {self.obs} go into {self.encoder}: omit it"
+                )
 
     @property
     def has_mask(self) -> bool:
@@ -131,6 +147,13 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
             f"policy.core_size={policy['core_size']} does not divide into policy.attention_heads="
             f"{policy['attention_heads']} equal heads"
         )
+    share = (encoder in MIN_IMAGE_SIZES or core != "none") if shared == "auto" else bool(shared)
+    critic_sizes = policy.get("critic_hidden_sizes") or ()  # of settings that an earlier version wrote, none
+    if critic_sizes and share:
+        raise ConfigError(
+            f"policy.critic_hidden_sizes={list(critic_sizes)} needs a network of the critic's own, but it shares the "
+            f"actor's (policy.share_encoder={shared}, {f'core {core}' if core != 'none' else f'encoder {encoder}'})"
+        )
     return PolicySpec(
         obs=obs,
         action=spaces.action,
@@ -140,7 +163,7 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
         encoder=encoder,
         hidden_sizes=tuple(policy["hidden_sizes"]),
         activation=policy["activation"],
-        share_encoder=(encoder in MIN_IMAGE_SIZES or core != "none") if shared == "auto" else bool(shared),
+        share_encoder=share,
         orthogonal_init=policy["orthogonal_init"],
         initial_log_std=policy["initial_log_std"],
         core=core,
@@ -149,6 +172,8 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
         attention_heads=policy["attention_heads"],
         custom=policy["custom"],
         encoders=encoders,
+        layer_norm=policy.get("layer_norm", False),
+        critic_hidden_sizes=tuple(critic_sizes),
     )
 
 

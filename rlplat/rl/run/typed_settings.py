@@ -38,7 +38,9 @@ ScheduleSetting = (
 class PolicySettings(TypedDict, total=False):
     encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "grid_cnn", "impala_cnn"] | str
     hidden_sizes: Sequence[int]
-    activation: Literal["tanh", "relu"]
+    critic_hidden_sizes: Sequence[int] | None
+    activation: Literal["tanh", "relu", "leaky_relu", "elu", "selu", "silu", "gelu", "mish"]
+    layer_norm: bool
     share_encoder: Literal["auto"] | bool
     orthogonal_init: bool
     initial_log_std: float
@@ -120,7 +122,9 @@ class MultiAgentSettings(TypedDict, total=False):
 class ContinuousPolicySettings(TypedDict, total=False):
     encoder: Literal["auto", "mlp", "nature_cnn", "small_cnn", "grid_cnn", "impala_cnn"]
     hidden_sizes: Sequence[int]
-    activation: Literal["tanh", "relu"]
+    critic_hidden_sizes: Sequence[int] | None
+    activation: Literal["tanh", "relu", "leaky_relu", "elu", "selu", "silu", "gelu", "mish"]
+    layer_norm: bool
     share_encoder: Literal["auto"] | bool
     orthogonal_init: bool
     initial_log_std: float

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.class_path import load_class
+from rlplat.rl.interfaces import Activation
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.tf import tf
-from rlplat.rl.tf.layers import Conv, Linear
+from rlplat.rl.tf.layers import Conv, LayerNorm, Linear
 
 TensorObs = Any
 """A tensor [N, ...], or a dict of such by path, as `interfaces.Obs`."""
@@ -28,11 +29,24 @@ def make_encoder(spec: PolicySpec, compute_dtype: tf.DType = tf.float32) -> Any:
         return TreeEncoder(spec, compute_dtype)
     if "" not in spec.encoders:
         return MLPEncoder(spec.obs.num_features, spec, leaf=spec.obs)
+    spec.require_used()
     return _ENCODERS[spec.encoder](spec.obs, compute_dtype)
 
 
+ACTIVATIONS: dict[Activation, Any] = {
+    "tanh": tf.tanh,
+    "relu": tf.nn.relu,
+    "leaky_relu": lambda x: tf.nn.leaky_relu(x, alpha=0.01),
+    "elu": tf.nn.elu,
+    "selu": tf.nn.selu,
+    "silu": tf.nn.silu,
+    "gelu": tf.nn.gelu,
+    "mish": lambda x: x * tf.tanh(tf.nn.softplus(x)),
+}
+
+
 class MLPEncoder(tf.Module):
-    """Linear layers with tanh or ReLU: [N, ...] -> float32[N, hidden_sizes[-1]]."""
+    """As rl/torch's: [N, ...] -> float32[N, hidden_sizes[-1]]."""
 
     def __init__(self, num_inputs: int, spec: PolicySpec, leaf: ObsSpec | None = None) -> None:
         """`leaf`: what the observations are; None: features already."""
@@ -40,13 +54,15 @@ class MLPEncoder(tf.Module):
         sizes = (num_inputs, *spec.hidden_sizes)
         self.leaf = leaf
         self.layers = [Linear(sizes[i], sizes[i + 1]) for i in range(len(spec.hidden_sizes))]
-        self.activation = tf.tanh if spec.activation == "tanh" else tf.nn.relu
+        self.norms = [LayerNorm(size) for size in sizes[1:]] if spec.layer_norm else None
+        self.activation = ACTIVATIONS[spec.activation]
         self.num_features = sizes[-1]
 
     def __call__(self, obs: tf.Tensor) -> tf.Tensor:
         features = obs if self.leaf is None else leaf_features(obs, self.leaf)
-        for layer in self.layers:
-            features = self.activation(layer(features))
+        for index, layer in enumerate(self.layers):
+            features = layer(features)
+            features = self.activation(features if self.norms is None else self.norms[index](features))
         return features
 
 

@@ -39,13 +39,15 @@ class ActorCritic(tf.Module):
         super().__init__()
         self.spec = spec
         self.actor_encoder = make_encoder(spec, compute_dtype)
-        self.critic_encoder = None if spec.share_encoder else make_encoder(spec, compute_dtype)
+        self.critic_encoder = None if spec.share_encoder else make_encoder(spec.critic, compute_dtype)
         num_features = int(self.actor_encoder.num_features)
         self.core = make_core(spec, num_features)
         self.state_size = 0
         if self.core is not None:
             num_features, self.state_size = self.core.num_features, self.core.state_size
         self.actor_head = Linear(num_features, spec.num_params)
+        if self.critic_encoder is not None:
+            num_features = int(self.critic_encoder.num_features)
         self.critic_head = Linear(num_features, 1)
         self.log_std = None
         if spec.num_gaussian:

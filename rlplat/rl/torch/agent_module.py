@@ -6,6 +6,7 @@ logits = module(torch.as_tensor(obs_batch))             # float32[N, P]
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.action_distributions import ActionDistribution
 from rlplat.rl.torch.continuous_control import Actor
-from rlplat.rl.torch.encoders import TensorObs
+from rlplat.rl.torch.encoders import ACTIVATIONS, TensorObs
 from rlplat.rl.torch.networks import make_network
 from rlplat.rl.torch.q_network import make_q_network
 from rlplat.rl.torch.weights import load_weights
@@ -140,12 +141,18 @@ def agent_module(policy: Policy, weights: Weights, framework: str) -> AgentModul
     return AgentModule(network, "actor_critic" if q is None else "q", weights)
 
 
+class _Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.forward = function
+
+
 def _mlp(shape: MLPShape, weights: Weights) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten()]
     names = [name.removesuffix(".weight") for name in shape.places if name.endswith(".weight")]
     for index, name in enumerate(names):
         if index:
-            layers.append(nn.Tanh() if shape.activation == "tanh" else nn.ReLU())
+            layers.append(_Function(ACTIVATIONS[shape.activation]))
         num_outputs, num_inputs = weights[f"{name}.weight"].shape
         linear = nn.Linear(num_inputs, num_outputs)
         load_weights(linear, {part: weights[f"{name}.{part}"] for part in ("weight", "bias")})

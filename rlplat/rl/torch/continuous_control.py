@@ -24,7 +24,7 @@ from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.saved import Saved
 from rlplat.rl.spaces import obs_leaves
 from rlplat.rl.torch.device import linear, resolve_device, use_threads
-from rlplat.rl.torch.encoders import IMAGE_ENCODERS, MLPEncoder, TensorObs, folded, leaf_features
+from rlplat.rl.torch.encoders import ACTIVATIONS, IMAGE_ENCODERS, MLPEncoder, TensorObs, folded, leaf_features
 from rlplat.rl.torch.optimizers import Adam
 from rlplat.rl.torch.tensor_rows import tensor_on
 from rlplat.rl.torch.weights import weights_of
@@ -45,9 +45,6 @@ class Actor(nn.Module):
         self.num_features: int = num_features(self._numbers) + sum(each.num_features for each in images)
         self.encoder = MLPEncoder(self.num_features, spec)
         self.head = nn.Linear(self.encoder.num_features, actor.num_outputs(spec))
-        self._activation = (
-            torch.tanh_ if spec.activation == "tanh" else torch.relu_
-        )  # in place: less memory to move
 
     def features(self, obs: TensorObs) -> Tensor:
         """obs: [N, ...] (or a dict of such) -> float32[N, F]: images through a CNN each, then all else as numbers."""
@@ -57,9 +54,7 @@ class Actor(nn.Module):
         return torch.cat(parts, dim=1)
 
     def forward(self, features: Tensor) -> Tensor:
-        for layer in self.encoder.layers:
-            features = self._activation(layer(features))
-        outputs: Tensor = self.head(features)
+        outputs: Tensor = self.head(self.encoder(features))
         return outputs
 
 
@@ -100,19 +95,21 @@ class Critic(nn.Module):
 
     def __init__(self, spec: PolicySpec, num_features: int) -> None:
         super().__init__()
-        sizes = (num_features + spec.action.flat_size, *spec.hidden_sizes, 1)
+        sizes = (num_features + spec.action.flat_size, *spec.critic.hidden_sizes, 1)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for num_in, num_out in pairwise(sizes):
             bound = 1.0 / math.sqrt(num_in)
             self.weights.append(nn.Parameter(torch.empty(num_in, num_out).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(num_out).uniform_(-bound, bound)))
         self._layers = list(zip(self.weights, self.biases, strict=True))  # a ParameterList is slow to walk
-        self._activation = torch.tanh_ if spec.activation == "tanh" else torch.relu_
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in sizes[1:-1]) if spec.layer_norm else None
+        self._activation = ACTIVATIONS[spec.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         *hidden, (weight, bias) = self._layers
-        for hidden_weight, hidden_bias in hidden:
-            x = self._activation(linear(x, hidden_weight.t(), hidden_bias))
+        for index, (hidden_weight, hidden_bias) in enumerate(hidden):
+            x = linear(x, hidden_weight.t(), hidden_bias)
+            x = self._activation(x if self.norms is None else self.norms[index](x))
         return linear(x, weight.t(), bias).squeeze(-1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.rl.class_path import load_class
+from rlplat.rl.interfaces import Activation
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ObsSpec
 from rlplat.rl.torch.device import Linear
@@ -34,11 +36,27 @@ def make_encoder(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -
         return TreeEncoder(spec, compute_dtype)
     if "" not in spec.encoders:
         return MLPEncoder(spec.obs.num_features, spec, leaf=spec.obs)
+    spec.require_used()
     return IMAGE_ENCODERS[spec.encoder](spec.obs, compute_dtype)
 
 
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh_,
+    "relu": torch.relu_,
+    "leaky_relu": F.leaky_relu_,
+    "elu": F.elu,
+    "selu": F.selu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "mish": F.mish,
+}
+"""Of what a linear layer or a normalisation gave: where the gradient does not need it, it is overwritten (less memory
+to move)."""
+
+
 class MLPEncoder(nn.Module):
-    """Linear layers with tanh or ReLU: [N, ...] -> float32[N, hidden_sizes[-1]]."""
+    """Linear layers, each normalised (`layer_norm`: Ba et al. 2016) and activated: [N, ...] -> float32[N,
+    hidden_sizes[-1]]."""
 
     def __init__(self, num_inputs: int, spec: PolicySpec, leaf: ObsSpec | None = None) -> None:
         """`leaf`: what the observations are; None: features already."""
@@ -46,13 +64,15 @@ class MLPEncoder(nn.Module):
         sizes = (num_inputs, *spec.hidden_sizes)
         self.leaf = leaf
         self.layers = nn.ModuleList(Linear(sizes[i], sizes[i + 1]) for i in range(len(spec.hidden_sizes)))
-        self.activation = torch.tanh if spec.activation == "tanh" else torch.relu
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in sizes[1:]) if spec.layer_norm else None
+        self.activation = ACTIVATIONS[spec.activation]
         self.num_features = sizes[-1]
 
     def forward(self, obs: Tensor) -> Tensor:
         features = obs.flatten(1) if self.leaf is None else leaf_features(obs, self.leaf)
-        for layer in self.layers:
-            features = self.activation(layer(features))
+        for index, layer in enumerate(self.layers):
+            features = layer(features)
+            features = self.activation(features if self.norms is None else self.norms[index](features))
         return features
 
 

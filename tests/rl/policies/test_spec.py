@@ -52,6 +52,14 @@ def test_spec_follows_the_spaces() -> None:
     assert make_spec(TREE).encoder == "nature_cnn" and make_spec({"0": VECTOR}).encoder == "mlp"
 
 
+def test_sizes_of_a_critic_need_a_network_of_its_own() -> None:
+    assert make_spec(critic_hidden_sizes=[9]).critic.hidden_sizes == (9,)
+    assert make_spec(hidden_sizes=[9]).critic.hidden_sizes == (9,)
+    for policy in ({"share_encoder": True}, {"core": "lstm"}):
+        with pytest.raises(ConfigError, match=r"critic_hidden_sizes=.*needs a network of the critic's own"):
+            make_spec(critic_hidden_sizes=[9], **policy)
+
+
 def test_heads_in_the_order_of_the_columns() -> None:
     assert action_heads(MULTI_DISCRETE) == [Head("categorical", 2), Head("categorical", 3)]
     assert action_heads(MULTI_BINARY) == [Head("bernoulli", 3)]

@@ -50,6 +50,13 @@ def spec_of(spaces: SpaceSpec, **policy: Any) -> PolicySpec:
 SPECS: dict[str, Callable[[], PolicySpec]] = {
     "mlp": lambda: spec_of(SpaceSpec(VECTOR, DISCRETE)),
     "mlp shared relu": lambda: spec_of(SpaceSpec(VECTOR, DISCRETE), share_encoder=True, activation="relu"),
+    "mlp normalised, critic of its own": lambda: spec_of(
+        SpaceSpec(VECTOR, DISCRETE), activation="elu", layer_norm=True, critic_hidden_sizes=[5]
+    ),
+    **{
+        name: lambda name=name: spec_of(SpaceSpec(VECTOR, DISCRETE), activation=name)  # type: ignore[misc]
+        for name in ("leaky_relu", "selu", "silu", "gelu", "mish")
+    },
     "matrix": lambda: spec_of(SpaceSpec(ObsSpec("vector", (2, 3), "float64"), DISCRETE)),
     "discrete obs": lambda: spec_of(SpaceSpec(TREE["0"], DISCRETE)),
     "multi_discrete obs": lambda: spec_of(SpaceSpec(TREE["1/x"], DISCRETE)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,8 +30,8 @@ TREE = {
 SQUASHED, DETERMINISTIC = ActorSpec("squashed_gaussian"), ActorSpec("deterministic", action_noise=0.1)
 
 
-def spec_of(obs: ObsSpec | dict[str, ObsSpec]) -> PolicySpec:
-    policy = PolicyConfig(hidden_sizes=[8, 8], activation="relu").model_dump()
+def spec_of(obs: ObsSpec | dict[str, ObsSpec], **settings: Any) -> PolicySpec:
+    policy = PolicyConfig(**({"hidden_sizes": [8, 8], "activation": "relu"} | settings)).model_dump()
     return policy_spec(policy, SpaceSpec(obs, ACTION))
 
 
@@ -53,9 +55,10 @@ def test_features_of_a_tree_are_its_leaves_side_by_side() -> None:
     np.testing.assert_array_equal(flat_features(take_obs(obs, slice(1, 2)), TREE), features[1:])
 
 
+@pytest.mark.parametrize("settings", [{}, {"layer_norm": True, "activation": "mish"}])
 @pytest.mark.parametrize("actor", [SQUASHED, DETERMINISTIC], ids=["squashed", "deterministic"])
-def test_greedy_actions_are_the_networks_scaled_to_the_bounds(actor: ActorSpec) -> None:
-    spec = spec_of(ObsSpec("vector", (3,), "float32"))
+def test_greedy_actions_are_the_networks_scaled_to_the_bounds(actor: ActorSpec, settings: Any) -> None:
+    spec = spec_of(ObsSpec("vector", (3,), "float32"), **settings)
     policy, network = actor_of(actor, spec)
     obs = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     with torch.no_grad():

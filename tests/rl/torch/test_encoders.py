@@ -32,6 +32,32 @@ def tensors(spec: PolicySpec, num: int, seed: int = 0) -> Any:
     return torch.from_numpy(obs)
 
 
+def test_the_critic_has_hidden_sizes_of_its_own() -> None:
+    network = ActorCritic(make_spec(hidden_sizes=[6], critic_hidden_sizes=[9, 7], layer_norm=True))
+    assert network.actor_head.in_features == 6 and network.critic_head.in_features == 7
+    assert [tuple(norm.weight.shape) for norm in network.critic_encoder.norms] == [(9,), (7,)]
+
+
+def test_layers_are_normalised_before_they_are_activated() -> None:
+    """Ba et al. 2016, equation 4: a = f((x - mean) / deviation * gain + bias)."""
+    spec = make_spec(VECTOR, hidden_sizes=[5], activation="silu", layer_norm=True)
+    encoder, obs = make_encoder(spec), torch.randn(3, 4)
+    with torch.no_grad():
+        encoder.norms[0].weight.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
+        encoder.norms[0].bias.fill_(0.5)
+    x = obs @ encoder.layers[0].weight.T + encoder.layers[0].bias
+    deviation = (x.var(dim=1, correction=0, keepdim=True) + 1e-5).sqrt()
+    x = (x - x.mean(dim=1, keepdim=True)) / deviation * encoder.norms[0].weight + 0.5
+    torch.testing.assert_close(encoder(obs), x * x.sigmoid())
+
+
+@pytest.mark.parametrize("setting", [{"layer_norm": True}, {"activation": "elu"}])
+def test_settings_of_an_mlp_are_refused_where_there_is_none(setting: dict[str, Any]) -> None:
+    (key, value), spec = next(iter(setting.items())), make_spec(PONG, **setting)
+    with pytest.raises(ConfigError, match=f"policy.{key}={value} is for MLPs, but .* nature_cnn: omit it"):
+        make_network(spec)
+
+
 def one_hot(choice: int, n: int) -> list[float]:
     return [float(i == choice) for i in range(n)]
 
