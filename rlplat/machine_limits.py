@@ -1,6 +1,6 @@
 """What this process may use of the machine: CPUs and memory, with the limits of containers (Docker, Kubernetes, SLURM,
-systemd slices), and file descriptors. The one reader of control groups, version 1 and 2: a limit counts wherever it
-stands, at the group of this process or at any above it.
+systemd slices), file descriptors, and paths of sockets. The one reader of control groups, version 1 and 2: a limit
+counts wherever it stands, at the group of this process or at any above it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import math
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
+_MAX_ADDRESS_BYTES, _MAX_NAME_BYTES = 107, 40
+"""Of the path of a Unix socket, in the kernel, and of its last part, here."""
 
 
 @dataclass(frozen=True)
@@ -116,3 +119,17 @@ def has_descriptors(count: int) -> bool:
         return False
     os.close(number)
     return number + count <= resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+@contextmanager
+def socket_folder(folder: str | os.PathLike[str]) -> Iterator[str]:
+    """A path to the folder that is short enough for the Unix sockets in it, of this process alone, until the end of the
+    block: where its own is too long, that of an open descriptor."""
+    if len(os.fsencode(folder)) + 1 + _MAX_NAME_BYTES <= _MAX_ADDRESS_BYTES:
+        yield os.fspath(folder)
+        return
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

@@ -25,6 +25,7 @@ from typing import IO
 
 from rlplat.errors import UsageError
 from rlplat.listening import in_url, is_loopback, listen
+from rlplat.machine_limits import socket_folder
 
 BACKLOG = 4096
 PREFIX = "rlplat-serve-"
@@ -59,7 +60,8 @@ class ListeningSocket:
         (self._folder / "server.json").write_text(json.dumps({"url": self.url, "pid": os.getpid()}))
         self.door = str(self._folder / "door")
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._door.bind(self.door)
+        with socket_folder(self._folder) as folder:
+            self._door.bind(f"{folder}/door")
         self._door.listen(64)
         self._thread = threading.Thread(target=self._hand_out, name="rlplat-serve-door", daemon=True)
         self._thread.start()
@@ -171,9 +173,10 @@ def _open_at(folder: int, name: str) -> IO[bytes]:
 
 def fetch_sockets(door: str) -> list[socket.socket]:
     """In a replica: the listening socket and both ends of the canary's queue, not blocking."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
+    folder, name = os.path.split(door)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor, socket_folder(folder) as short:
         visitor.settimeout(10)
-        visitor.connect(door)
+        visitor.connect(f"{short}/{name}")
         _, descriptors, _, _ = socket.recv_fds(visitor, 1, 3)
     sockets = [socket.socket(fileno=each) for each in descriptors]
     if len(sockets) < 3:

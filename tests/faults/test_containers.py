@@ -6,7 +6,6 @@ import functools
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -69,12 +68,16 @@ rlplat.state.open_logs()
     assert "ConfigError: there are no logs of ended clusters: No usable temporary directory" in done.stderr
 
 
-def test_without_shared_memory_large_values_are_in_the_temporary_folder_and_that_is_said() -> None:
+def test_without_shared_memory_large_values_are_in_the_temporary_folder_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    """Sockets are in it too, however long its path."""
+    folder = tmp_path / ("x" * 110)
+    folder.mkdir()
     script = (
         "rlplat.init(num_cpus=1); print(rlplat.get(rlplat.put(np.ones(100_000))).sum()); rlplat.shutdown()"
     )
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # of a short name: sockets are in it
-        done = run_inside("mount -t tmpfs -o ro tmpfs /dev/shm", script, TMPDIR=folder)
+    done = run_inside("mount -t tmpfs -o ro tmpfs /dev/shm", script, TMPDIR=str(folder))
     assert done.stdout == "100000.0\n", done.stderr
     said = f"rlplat: large values are in {folder}, which may be slow: /dev/shm cannot be written\n"
     assert done.stderr == said

@@ -25,7 +25,7 @@ import rlplat
 from rlplat import serve
 from rlplat.errors import ConfigError, UsageError
 from rlplat.serve.files.control import folder_of
-from rlplat.serve.listening import PREFIX, ListeningSocket, running_servers
+from rlplat.serve.listening import PREFIX, ListeningSocket, fetch_sockets, running_servers
 from rlplat.serve.replica import Replica, ReplicaSpec
 from tests.serve import apps
 from tests.serve.calling import request
@@ -162,6 +162,18 @@ def test_the_folder_of_a_killed_server_is_swept_and_that_of_a_living_one_stays(
     one.close()
     two.close()
     assert set(tmp_path.iterdir()) == {half_made, open_to_all, private, link} and (private / "life").exists()
+
+
+def test_the_door_is_found_however_long_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("x" * 110)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    listening = ListeningSocket("127.0.0.1", 0)
+    fetched = fetch_sockets(listening.door)
+    for each in fetched:
+        each.close()
+    listening.close()
+    assert len(fetched) == 3 and not list(folder.iterdir())
 
 
 def test_a_stream_of_a_method_that_does_not_yield_says_so_and_leaves_nothing_behind() -> None:

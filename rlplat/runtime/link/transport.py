@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 import zmq
 
 from rlplat.given.say import say
-from rlplat.machine_limits import has_descriptors, raise_file_limit
+from rlplat.machine_limits import has_descriptors, raise_file_limit, socket_folder
 from rlplat.runtime.core.gone import Gone
 from rlplat.runtime.link.dropped import Dropped
 from rlplat.runtime.wire import messages
@@ -49,7 +50,9 @@ class Transport:
         self, session: str, client_id: str, *, listens: bool = True, sockets: Callable[[], Any] = sockets
     ) -> None:
         """listens: False for one who only asks; he is answered on the connections that he made."""
-        self._session = session
+        self._folder = ExitStack()
+        """For as long as the socket lives: it connects in a thread of its own, and again."""
+        self._path = self._folder.enter_context(socket_folder(session))
         self._context = sockets()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -75,7 +78,7 @@ class Transport:
         self.fd = int(self._socket.getsockopt(zmq.FD))
 
     def _endpoint(self, client_id: str) -> str:
-        return "ipc://" + os.path.join(self._session, client_id)
+        return "ipc://" + os.path.join(self._path, client_id)
 
     def label(self, peer: str) -> bytes:
         """Where messages for `peer` go; connects to it unless it has connected to us."""
@@ -267,3 +270,4 @@ class Transport:
         self.flush()
         self._socket.close(linger=int(linger_s * 1000))
         self._context.term()
+        self._folder.close()

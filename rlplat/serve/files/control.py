@@ -18,11 +18,12 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlplat.errors import RlplatError, UsageError
+from rlplat.machine_limits import socket_folder
 
 
 def folder_of(file: Path) -> Path:
@@ -51,7 +52,7 @@ def ask(file: Path, question: dict[str, Any], timeout_s: float) -> dict[str, Any
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
-            with _short(_place_of(file)) as folder:
+            with socket_folder(_place_of(file)) as folder:
                 connection.connect(f"{folder}/control")
             pid = int.from_bytes(
                 connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder
@@ -101,7 +102,7 @@ class ControlServer:
         class Server(socketserver.ThreadingUnixStreamServer):
             daemon_threads = True
 
-        with _short(self._path.parent) as folder:
+        with socket_folder(self._path.parent) as folder:
             self._server = Server(f"{folder}/control", Handler)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="rlplat-serve-control", daemon=True
@@ -126,16 +127,6 @@ def wait_until_free(file: Path, timeout_s: float) -> bool:
         while not (is_free := _take(lock)) and time.monotonic() < end:
             time.sleep(0.02)
     return is_free
-
-
-@contextlib.contextmanager
-def _short(folder: Path) -> Iterator[str]:
-    """A short path to it: that of a Unix socket has at most 107 bytes."""
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
 
 
 def _take(lock: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import select
 from collections.abc import Callable, Iterator
@@ -55,6 +56,20 @@ def test_messages_to_a_peer_keep_their_order(make: Callable[[str], Transport]) -
             a.flush()
     a.flush()
     assert receive(b, 1000) == [("w1", done(n)) for n in range(1000)]
+
+
+def test_a_folder_with_a_longer_path_than_sockets_may_have(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 110)
+    folder.mkdir()
+    num_descriptors = len(os.listdir("/proc/self/fd"))
+    a, b = Transport(str(folder), "w1"), Transport(str(folder), "w2")
+    for sender, receiver, name in ((a, b, "w2"), (b, a, "w1")):
+        sender.post(name, done(7))
+        sender.flush()
+        assert [message for _, message in receive(receiver, 1)] == [done(7)]
+    a.close()
+    b.close()
+    assert len(os.listdir("/proc/self/fd")) == num_descriptors
 
 
 def test_nothing_leaves_before_the_flush_and_then_as_one_frame(make: Callable[[str], Transport]) -> None:
