@@ -199,11 +199,11 @@ def test_a_reply_with_a_wrong_number_of_values_fails_its_call_alone(
 ) -> None:
     client = current_backend()
     assert isinstance(client, Client)
-    handlers, taken = client.link.handlers, messages.DoneFull
+    handlers, taken = client.link.handlers, messages.Done
     finish = handlers[taken]
 
     def short(sender: str, message: Any) -> None:
-        message.values = message.values[:-1]
+        message.results = [values[:-1] for values in message.results]
         finish(sender, message)
 
     @rlplat.remote(num_returns=2)

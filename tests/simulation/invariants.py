@@ -34,8 +34,7 @@ class Invariants:
 
     def _watch(self, client: Any) -> None:
         handlers = client.link.handlers
-        for kind in (messages.Done, messages.DoneFull):
-            handlers[kind] = self._watched_result(client, handlers[kind])
+        handlers[messages.Done] = self._watched_result(client, handlers[messages.Done])
         handlers[messages.Placed] = self._watched_placed(client, handlers[messages.Placed])
         client.objects._free = self._watched_freed(client, client.objects._free)
 
@@ -44,7 +43,7 @@ class Invariants:
 
         def watched(sender: str, message: Any) -> None:
             before = []
-            for id in getattr(message, "tasks", None) or (message.task,):
+            for id in message.tasks:
                 record = client.calls.records.get(id)
                 if record is not None:
                     before.append((record, record.route.sent_to(record)))
@@ -53,7 +52,7 @@ class Invariants:
                 if record.id in client.calls.records:
                     continue
                 key = (client.client_id, record.id)
-                if type(record.message) is messages.CreateActor:
+                if record.message.creation is not None:
                     key = (f"{client.client_id} for {sender}", record.id)  # each incarnation is created once
                 what = f"{record.name} {key} was committed"
                 if key in self._committed:
@@ -230,10 +229,10 @@ def _check_dropped(transport: Any) -> None:
 
 def _values_in(message: Any) -> list[Any]:
     """Values that a message carries."""
-    if type(message) in (messages.RunFull, messages.CreateActor):
-        return [message.args, *(value for _, value in message.deps)]
-    if type(message) is messages.DoneFull:
-        return list(message.values)
+    if type(message) is messages.Run:
+        return message.values()
+    if type(message) is messages.Done:
+        return [value for values in message.results if isinstance(values, list) for value in values]
     if type(message) is messages.Fetched:
         return [message.value]
     return []

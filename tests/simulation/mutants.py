@@ -165,9 +165,7 @@ def _forgets_lost_calls() -> Any:
     restarting = ActorCalls.restarting
 
     def forget(self: Any, reason: str) -> Any:
-        self.in_flight = {
-            id: r for id, r in self.in_flight.items() if type(r.message) is messages.CreateActor
-        }
+        self.in_flight = {id: r for id, r in self.in_flight.items() if r.message.creation is not None}
         return restarting(self, reason)
 
     return mock.patch.object(ActorCalls, "restarting", forget)

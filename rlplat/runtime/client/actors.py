@@ -85,34 +85,27 @@ class Actors:
                 f"detached actor {code.name}: its class closes over {code.refs[0]!r}, and objects end with the process "
                 "that made them: pass the value, or the ref itself as an argument of the constructor"
             )
-        deps: Deps = []
-        refs: list[ObjectRef] = []
+        creation = messages.Creation(
+            "", options.max_concurrency or 0, options.concurrency_groups, options.exactly_once
+        )
+        more = messages.More(capture=capture_of(options), creation=creation)
         if is_detached:
             args, kwargs = self._reader.values(args, kwargs)  # it outlives whoever owns the refs among them
-            call = messages.RunFull(0, key, "__init__", 1, Value(_inline(code.name, args, kwargs)), [])
+            deps: Deps = []
+            refs: list[ObjectRef] = []
+            message = messages.Run(0, key, "__init__", _inline(code.name, args, kwargs), more)
         else:
             what = f"{code.name}.__init__"
-            call, deps, refs = self._calls.make(args, kwargs, what, 1, key, "__init__", full=True)
+            message, deps, refs = self._calls.make(args, kwargs, what, 1, key, "__init__", more)
         info = describe_actor(code, options)
         with self._lock:
             self._link.check_open()
-            message = messages.CreateActor(
-                0,
-                key,
-                "",
-                options.max_concurrency or 0,
-                call.args,
-                call.deps,
-                options.concurrency_groups,
-                options.exactly_once,
-                capture=capture_of(options),
-            )
             record, ref = self._calls.record(message, code, code.name, 1, refs)
-            creation, record.route = record.id, self
-            actor_id = record.target = message.actor = f"{self._link.client_id}:{creation}"
+            record.route = self
+            actor_id = record.target = creation.actor = f"{self._link.client_id}:{record.id}"
             actor = self.books[actor_id] = ActorCalls(code.name, self._records)
             if not is_detached:
-                self._objects.at_end(creation, lambda: self._on_unreachable(creation, actor_id))
+                self._objects.at_end(record.id, lambda: self._on_unreachable(record.id, actor_id))
             place = messages.PlaceActor(
                 actor_id,
                 info,
@@ -248,8 +241,10 @@ class Actors:
             check_group(name, group, info.groups)
         # (A stream is not numbered: after a restart it goes on behind the values that its owner has.)
         is_exactly_once = bool(retries) and info.exactly_once and num_returns >= 0
-        is_full = is_exactly_once or bool(group or options.name)
-        message, deps, refs = self._calls.make(args, kwargs, name, num_returns, "", method, is_full)
+        more = None
+        if is_exactly_once or group or options.name:
+            more = messages.More(label=options.name, group=group)
+        message, deps, refs = self._calls.make(args, kwargs, name, num_returns, "", method, more)
         if creation is not None:
             refs.append(creation)
         with self._lock:
@@ -262,10 +257,6 @@ class Actors:
             if options.retry_exceptions:
                 classes = options.retry_exceptions
                 record.history = History(classes if isinstance(classes, bool) else frozenset(classes))
-            if group:
-                message.group = group
-            if options.name:
-                message.label = options.name
             if options.timeout_s is not None:
                 self._cancels.add_deadline(record, options.timeout_s)
             if num_returns < 0:
@@ -305,7 +296,7 @@ class Actors:
             name = actor.names[method] = f"{actor.class_name}.{method}"
         record = self._records[id] = TaskRecord(
             id,
-            messages.Call(id, method, data),
+            messages.Run(id, "", method, data),
             None,
             name,
             (id,),
@@ -394,7 +385,7 @@ class Actors:
         """Whether an actor of this process died, which nobody meant, and no call of it tells of that."""
         is_own, is_death = actor_id.startswith(f"{self._link.client_id}:"), " died: " in error.message
         # Not the creation: it is the handles that hold its ref.
-        calls = (fail.record for fail in fails if type(fail.record.message) is not messages.CreateActor)
+        calls = (fail.record for fail in fails if fail.record.message.creation is None)
         waited_for = (self._objects.book.find(id) for call in calls for id in call.ids)
         return (
             is_own and (is_death or not was_made) and not any(each and each.num_refs for each in waited_for)
@@ -452,7 +443,7 @@ class Actors:
 
     def finished(self, record: TaskRecord, worker: str, values: Sequence[Value]) -> Sequence[Value]:
         actor = self.books[record.target]
-        if type(record.message) is messages.CreateActor and values[0].error is not None:
+        if record.message.creation is not None and values[0].error is not None:
             error = values[0].error
             # No restart: what the constructor raised once it would raise again.
             del actor.in_flight[record.id]
@@ -489,7 +480,7 @@ class Actors:
             actor.in_flight.pop(record.id, None)
 
     def fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
-        if type(record.message) is messages.CreateActor:
+        if record.message.creation is not None:
             self._not_made(record, error)
         else:
             self._calls.fail(record, error)  # (a queued call that has left the books is passed over)

@@ -42,7 +42,6 @@ class Calls:
         self._client_id, self._loop, self._transport = link.client_id, link.loop, link.transport
         self._running_again = self.rebuilder.under_way
         link.on(messages.Done, self._on_done)
-        link.on(messages.DoneFull, lambda sender, m: self.finish(sender, m.task, m.values))
         link.on(messages.WhoMakes, self._on_who_makes)
         link.at_end(self._fail_all)
 
@@ -56,39 +55,29 @@ class Calls:
         num_returns: int,
         key: str,
         method: str,
-        full: bool = False,
-    ) -> tuple[Any, Deps, list[ObjectRef]]:
+        more: messages.More | None = None,
+    ) -> tuple[messages.Run, Deps, list[ObjectRef]]:
         """The message of a call, the refs that stand for their values, and all refs to hold until it is done."""
-        num_returns = num_returns or 1  # a result that nobody gets is sent, and dropped by its owner
-        if not kwargs and num_returns == 1 and not full:
-            data = codec.pack_scalars(args)
-            if data is not None:
-                return (messages.Run(0, key, data) if key else messages.Call(0, method, data)), [], []
+        more = None if more is None and num_returns in (0, 1) else more or messages.More()
+        if more is not None:
+            more.num_returns = num_returns or 1  # a result that nobody gets is sent, and dropped by its owner
         deps: Deps = [(index, arg) for index, arg in enumerate(args) if type(arg) is ObjectRef]
         deps += [(keyword, arg) for keyword, arg in kwargs.items() if type(arg) is ObjectRef]
         if deps:
+            more = more or messages.More()
             places = {place for place, _ in deps}
             args = tuple(None if index in places else arg for index, arg in enumerate(args))
             kwargs = {keyword: None if keyword in places else arg for keyword, arg in kwargs.items()}
         packed = codec.pack((args, kwargs), f"an argument of {name}")
         refs = packed.refs
-        if not (deps or refs or full or num_returns != 1 or packed.is_large()):
-            return (
-                (messages.Run(0, key, packed.data) if key else messages.Call(0, method, packed.data)),
-                [],
-                refs,
-            )
+        value: bytes | Value = packed.data
         if packed.is_large():
             # Large arguments are an object of ours that lives until the result is here, or as long as views of it do.
             value, ref = self._objects.make(packed, f"argument of {name}")
             refs = [*refs, ref]
-        else:
+        elif refs:
             value = self._objects.make_value(packed, self._client_id)
-        return (
-            messages.RunFull(0, key, method, num_returns, value, []),
-            deps,
-            [*refs, *(ref for _, ref in deps)],
-        )
+        return messages.Run(0, key, method, value, more), deps, [*refs, *(ref for _, ref in deps)]
 
     def record(
         self, message: Any, code: RemoteCode | None, name: str, num_returns: int, refs: list[ObjectRef]
@@ -178,7 +167,7 @@ class Calls:
             message = self.code_message(code)
             self._objects.hand_over(message.refs, worker)
             self._transport.post(worker, message)
-        for value in values_of(record.message):
+        for value in record.message.values():
             self._objects.hand_over(value.keys(), worker)
 
     def _on_who_makes(self, sender: str, message: messages.WhoMakes) -> None:
@@ -199,12 +188,12 @@ class Calls:
         tasks, entries = self.records, self._objects.book.entries
         route: Route | None = None
         in_flight: dict[int, TaskRecord] | None = None
-        if len(message.tasks) != len(message.data):
-            raise ValueError(f"{len(message.data)} results of {len(message.tasks)} tasks")
+        if len(message.tasks) != len(message.results):
+            raise ValueError(f"{len(message.results)} results of {len(message.tasks)} tasks")
         raised: Exception | None = None
-        for id, data in zip(message.tasks, message.data, strict=True):
+        for id, result in zip(message.tasks, message.results, strict=True):
             record = tasks.get(id)
-            if record is not None:
+            if record is not None and type(result) is bytes:
                 if record.route is not route:
                     route = record.route
                     in_flight = route.in_flight(record, sender)
@@ -218,10 +207,10 @@ class Calls:
                 ):
                     del tasks[id]
                     record.refs = None
-                    entry.value = Value(data)
+                    entry.value = Value(result)
                     continue
             try:
-                self.finish(sender, id, (Value(data),))
+                self.finish(sender, id, [Value(result)] if isinstance(result, bytes) else result)
             except Exception as error:  # which is this result's alone: the others that came with it count
                 raised = raised or error
         if raised is not None:
@@ -306,10 +295,3 @@ class Calls:
             except Exception:
                 if self._loop.failure is None:
                     raise  # else the books may be half written
-
-
-def values_of(message: Any) -> list[Value]:
-    """The values that travel with a call."""
-    if type(message) is messages.Run or type(message) is messages.Call:
-        return []
-    return [message.args, *(value for _, value in message.deps)]

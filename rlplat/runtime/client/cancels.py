@@ -68,7 +68,7 @@ class Cancels:
         record = tasks.get(id)
         if record is None:
             record = next((each for each in tasks.values() if id in each.ids), None)
-        return None if record is None or type(record.message) is messages.CreateActor else record
+        return None if record is None or record.message.creation is not None else record
 
     def _cancel(self, id: int, force: bool, recursive: bool) -> None:
         record = self._find(id)

@@ -33,11 +33,9 @@ class Rebuilder:
     def remember(self, record: TaskRecord, values: Sequence[Value]) -> None:
         """A call has ended with these values: keep what it takes to make the large ones again."""
         message = record.message
-        if type(message) is messages.RunFull and (message.num_returns < 0 or message.seq):
+        if message.more is not None and (message.more.num_returns < 0 or message.more.seq):
             return  # a generator's values come one by one; an exactly-once call would be answered from memory
         live = {id for id, value in zip(record.ids, values, strict=True) if value.segment is not None}
-        if not live or type(message) not in (messages.Run, messages.Call, messages.RunFull):
-            return
         for id in live:
             entry = self._objects.book.find(id)
             if entry is None:
@@ -133,25 +131,23 @@ class Rebuilder:
 
     def _call_again(self, message: Any) -> tuple[Any, Deps, list[ObjectRef]]:
         """A call's message as it was before its arguments were there."""
-        if type(message) is not messages.RunFull:
-            return message, [], []
         refs = [self._objects.add_ref(*key) for key in _keys(message)]
-        deps = [
-            (place, self._objects.add_ref(*v.holder)) for place, v in message.deps if v.holder is not None
-        ]
-        inline = [(place, value) for place, value in message.deps if value.holder is None]
-        return msgspec.structs.replace(message, deps=inline), deps, refs
+        if message.more is None:
+            return message, [], refs
+        values = message.more.deps
+        deps = [(place, self._objects.add_ref(*v.holder)) for place, v in values if v.holder is not None]
+        inline = [(place, value) for place, value in values if value.holder is None]
+        more = msgspec.structs.replace(message.more, deps=inline)
+        return msgspec.structs.replace(message, more=more), deps, refs
 
 
-def _keys(message: Any) -> list[Key]:
+def _keys(message: messages.Run) -> list[Key]:
     """Every object that the call needs. (What is inside an argument that lives elsewhere comes with that.)"""
-    if type(message) is not messages.RunFull:
-        return []
+    args = message.args.keys() if isinstance(message.args, Value) else []
     deps = [value.refs if value.holder is None else [value.holder] for _, value in message.deps]
-    return [*message.args.keys(), *(key for keys in deps for key in keys)]
+    return [*args, *(key for keys in deps for key in keys)]
 
 
-def _num_bytes(message: Any) -> int:
-    if type(message) is not messages.RunFull:
-        return len(message.args)
-    return len(message.args.data) + sum(len(value.data) for _, value in message.deps)
+def _num_bytes(message: messages.Run) -> int:
+    args = message.args.data if isinstance(message.args, Value) else message.args
+    return len(args) + sum(len(value.data) for _, value in message.deps)

@@ -16,7 +16,6 @@ from typing import Any
 
 from rlplat.runtime.core.owner.route import Route
 from rlplat.runtime.link.answers import reply, stacks
-from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import Inspect, Report
 
 _MAX_RUNS = 1000
@@ -98,7 +97,7 @@ def _waiting_rows(
 def _task_row(client: Any, record: Any, state: str, worker: str) -> dict[str, Any]:
     return {
         "task": f"{client.client_id}:{record.id}",
-        "name": record.name + (".__init__" if type(record.message) is messages.CreateActor else ""),
+        "name": record.name + (".__init__" if record.message.creation is not None else ""),
         "kind": record.route.kind,
         "state": state,
         "worker": worker,

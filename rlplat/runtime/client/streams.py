@@ -39,7 +39,7 @@ class Streams:
             record.id, record.name, window if num_returns == STREAMING else 0, num_returns == DYNAMIC
         )
         self._open[record.id] = record, stream
-        record.message.window = stream.window
+        record.message.more.window = stream.window
         entry = self._objects.book.find(record.id)
         assert entry is not None
         entry.callbacks = [lambda value: self._on_ended(stream, value)]
@@ -58,7 +58,7 @@ class Streams:
             if message.value.segment is not None:
                 objects.free_segment(message.value.segment)
             return
-        record.message.have = stream.num_have
+        record.message.more.have = stream.num_have
         id = next(objects.ids)
         objects.book.add(id)
         objects.fill(id, message.value, sender=sender)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
-from rlplat.runtime.client.calls import Calls, values_of
+from rlplat.runtime.client.calls import Calls
 from rlplat.runtime.client.cancels import Cancels
 from rlplat.runtime.client.envs import ClientEnvs
 from rlplat.runtime.client.objects import Objects
@@ -130,12 +130,8 @@ class Tasks:
     ) -> Any:
         key = self._calls.code_key(code)
         name = options.name or code.name
-        is_full, own_name = capture is not None or bool(options.name), options.name or ""
-        message, deps, refs = self._calls.make(
-            args, kwargs, name, options.num_returns, key, own_name, is_full
-        )
-        if is_full:
-            message.capture = capture
+        more = messages.More(label=options.name or "", capture=capture) if capture or options.name else None
+        message, deps, refs = self._calls.make(args, kwargs, name, options.num_returns, key, "", more)
         with self._loop.lock:
             self._link.check_open()
             record, out = self._calls.record(message, code, name, options.num_returns, refs)
@@ -188,7 +184,7 @@ class Tasks:
                     objects.collect()
                 id = next(ids)
                 record = tasks[id] = TaskRecord(
-                    id, Run(id, key, data), code, name, (id,), None, route, retries
+                    id, Run(id, key, "", data), code, name, (id,), None, route, retries
                 )
                 entries[id] = Entry(id)
                 ready.append(record)
@@ -219,7 +215,8 @@ class Tasks:
         if lane.leases:
             for lease, records in lane.assign(self._pace):
                 for record in records:
-                    if type(record.message) is messages.Run and record.message.code in lease.known_code:
+                    run = record.message
+                    if run.more is None and type(run.args) is bytes and run.code in lease.known_code:
                         continue
                     self._calls.introduce(lease.worker, lease.known_code, record)
                 self._transport.post_all(lease.worker, [record.message for record in records])
@@ -302,7 +299,7 @@ class Tasks:
             return  # its tasks were queued again when it died
         theirs = [id for id in message.tasks if self._is_with(sender, id)]
         for id in theirs:
-            for value in values_of(self._calls.records[id].message):
+            for value in self._calls.records[id].message.values():
                 self._objects.hand_over(value.keys(), sender, -1)
         for route in self._busy:
             lane = route.lane

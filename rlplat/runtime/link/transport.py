@@ -25,6 +25,7 @@ from rlplat.runtime.core.gone import Gone
 from rlplat.runtime.link.dropped import Dropped
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
+from rlplat.runtime.wire.values import Value
 
 _MAX_FRAME_BYTES = 1 << 30
 """What a receiver takes: libzmq drops longer ones, and says nothing."""
@@ -128,15 +129,20 @@ class Transport:
         self._outbox.setdefault(label, []).extend(batch)
         self.num_unsent += len(batch)
 
-    def post_result(self, peer: str, task: int, data: bytes) -> None:
-        """Post a small result; those that follow each other share a message."""
+    def post_result(self, peer: str, task: int, result: bytes | list[Value]) -> None:
+        """Post the result of a call; small ones that follow each other share a message."""
         box = self._outbox.get(self._labels.get(peer) or self.label(peer))
-        if box and type(box[-1]) is messages.Done and len(box[-1].tasks) < _FRAME_MESSAGES:
+        if (
+            box
+            and type(result) is bytes
+            and type(box[-1]) is messages.Done
+            and len(box[-1].tasks) < _FRAME_MESSAGES
+        ):
             box[-1].tasks.append(task)
-            box[-1].data.append(data)
+            box[-1].results.append(result)
             self.num_unsent += 1
         else:
-            self.post(peer, messages.Done([task], [data]))
+            self.post(peer, messages.Done([task], [result]))
 
     def flush(self) -> None:
         """Send every outbox."""

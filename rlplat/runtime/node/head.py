@@ -175,7 +175,7 @@ class Head:
             self._post(sender, messages.Cluster(message.request, nodes, groups, here))
         elif kind is messages.KeepCreation:
             self._keep_creation(message)
-        elif kind is messages.Done or kind is messages.DoneFull:
+        elif kind is messages.Done:
             self._on_created(message)
         else:
             raise TypeError("it is not for the node")
@@ -255,9 +255,7 @@ class Head:
             self._forget_creating(actor)
             self._num_created += 1
             self._creating[self._num_created] = actor
-            creation = msgspec.structs.replace(
-                kept.creation, task=self._num_created, actor=actor, incarnation=entry.incarnation
-            )
+            creation = msgspec.structs.replace(kept.creation, task=self._num_created)
             self._post(entry.worker, kept.code)
             self._post(entry.worker, creation)
 
@@ -265,18 +263,17 @@ class Head:
         """Its process died in the constructor: no reply comes."""
         self._creating = {number: each for number, each in self._creating.items() if each != actor}
 
-    def _on_created(self, message: messages.Done | messages.DoneFull) -> None:
+    def _on_created(self, message: messages.Done) -> None:
         """The constructor of a detached actor has returned or raised."""
-        if isinstance(message, messages.Done):
-            for task in message.tasks:
-                self._creating.pop(task, None)
-            return
-        error = message.values[0].error
-        actor = self._creating.pop(message.task, "")
-        if actor and error is not None:
-            entry = self.scheduler.actors.get(actor)
-            name = entry.info.class_name if entry is not None else actor
-            self.event(events.ActorEnded(actor, f"it could not be created: {name}: {error.message}", True))
+        for task, result in zip(message.tasks, message.results, strict=True):
+            actor = self._creating.pop(task, "")
+            error = result[0].error if isinstance(result, list) else None
+            if actor and error is not None:
+                entry = self.scheduler.actors.get(actor)
+                name = entry.info.class_name if entry is not None else actor
+                self.event(
+                    events.ActorEnded(actor, f"it could not be created: {name}: {error.message}", True)
+                )
 
     def _watch(self, actions: list[wait_graph.Action]) -> None:
         for action in actions:

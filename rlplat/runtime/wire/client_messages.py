@@ -26,32 +26,24 @@ class Code(Message, tag=1):
     """The worker ends after so many; 0: never."""
 
 
-class Run(Message, tag=2, gc=False):
-    """A task with small plain arguments and one return: the common case, kept short."""
+class Creation(msgspec.Struct, array_like=True):
+    """The actor that a call of a class makes."""
 
-    task: int
-    code: str
-    args: bytes
-
-
-class Call(Message, tag=3, gc=False):
-    """An actor call of the same kind."""
-
-    task: int
-    method: str
-    args: bytes
+    actor: str
+    max_concurrency: int = 0
+    """0: as the class wants it."""
+    concurrency_groups: dict[str, int] = {}
+    exactly_once: bool = False
 
 
-class RunFull(Message, tag=4):
-    """Any task (`code` set; `name` if it was given one) or actor call (`code` empty, `name` is the method)."""
+class More(msgspec.Struct, array_like=True):
+    """What few calls have."""
 
-    task: int
-    code: str
-    name: str
-    num_returns: int
-    args: Value
-    deps: list[tuple[int | str, Value]]
+    num_returns: int = 1
+    deps: list[tuple[int | str, Value]] = []
     """Values of the refs among the arguments, by position or keyword."""
+    label: str = ""
+    """The name that its caller gave it."""
     group: str = ""
     """Concurrency group."""
     window: int = 0
@@ -63,23 +55,37 @@ class RunFull(Message, tag=4):
     answered: int = 0
     """Exactly-once calls: the caller has the results of all calls up to this number."""
     capture: Capture | None = None
-    """Tasks: where their children run."""
-    label: str = ""
-    """Actor calls: the name that the caller gave it."""
+    """Tasks and constructors: where their children run."""
+    creation: Creation | None = None
 
 
-class CreateActor(Message, tag=5):
+class Run(Message, tag=2, gc=False):
+    """A task, the constructor of an actor, or a call of the actor in that process."""
+
     task: int
     code: str
-    actor: str
-    max_concurrency: int
-    """0: as the class wants it."""
-    args: Value
-    deps: list[tuple[int | str, Value]]
-    concurrency_groups: dict[str, int] = {}
-    exactly_once: bool = False
-    incarnation: int = 1
-    capture: Capture | None = None
+    """Key of the function or class; "": a call of the actor."""
+    method: str
+    args: bytes | Value
+    """Of small plain arguments, which is the common case, the pickle."""
+    more: More | None = None
+
+    @property
+    def num_returns(self) -> int:
+        return 1 if self.more is None else self.more.num_returns
+
+    @property
+    def deps(self) -> list[tuple[int | str, Value]]:
+        return [] if self.more is None else self.more.deps
+
+    @property
+    def creation(self) -> Creation | None:
+        return None if self.more is None else self.more.creation
+
+    def values(self) -> list[Value]:
+        """Those that travel with it."""
+        args = [self.args] if isinstance(self.args, Value) else []
+        return [*args, *(value for _, value in self.deps)]
 
 
 class GiveBack(Message, tag=6):
@@ -90,15 +96,10 @@ class GiveBack(Message, tag=6):
 
 
 class Done(Message, tag=10, gc=False):
-    """Small results, of as many tasks or calls as have gathered."""
+    """Results of as many tasks or calls as have gathered: of each its values, or the pickle of a small one."""
 
     tasks: list[int]
-    data: list[bytes]
-
-
-class DoneFull(Message, tag=11):
-    task: int
-    values: list[Value]
+    results: list[bytes | list[Value]]
 
 
 class Pace(Message, tag=12):

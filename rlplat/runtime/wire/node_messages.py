@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlplat.runtime.wire.client_messages import Code, CreateActor, Message
+from rlplat.runtime.wire.client_messages import Code, Message, Run
 from rlplat.runtime.wire.values import ActorInfo, ErrorInfo, GroupState, Key, NodeState, Place, Shape
 
 # ---------------------------------------------------------------- client <-> node
@@ -55,7 +55,7 @@ class PlaceActor(Message, tag=35):
 
 
 class Placed(Message, tag=36):
-    """It runs (or will, once its creator has sent `CreateActor`) in this worker."""
+    """It runs (or will, once its creator has sent `Run` of its class) in this worker."""
 
     actor: str
     worker: str
@@ -231,7 +231,7 @@ class KeepCreation(Message, tag=72):
 
     actor: str
     code: Code
-    creation: CreateActor
+    creation: Run
 
 
 class NameTaken(Message, tag=73):

@@ -54,16 +54,17 @@ class Actor:
     instance: Any
     once: ExactlyOnce | None
 
-    def call(self, owner: str, message: Any) -> End | None:
+    def call(self, owner: str, message: messages.Run) -> End | None:
         """Run a call, and reply. Returns why the actor ends now, if it does."""
-        if type(message) is messages.Call:
-            return self.call_small(owner, message)
-        if self.once is not None and message.seq:
-            return self._call_once(self.once, owner, message)
-        method, num_returns = message.name, message.num_returns
-        if method == TERMINATE:
-            return TERMINATED
-        what, began = message.label or f"{self.name}.{method}", self.link.clock()
+        method, more = message.method, message.more
+        what, num_returns = f"{self.name}.{method}", 1
+        if more is not None:
+            if self.once is not None and more.seq:
+                return self._call_once(self.once, owner, message, more)
+            if method == TERMINATE:
+                return TERMINATED
+            what, num_returns = more.label or what, more.num_returns
+        began = self.link.clock()
         try:
             args, kwargs = self.arguments.open(owner, message)
             result = getattr(self.instance, method)(*args, **kwargs)
@@ -71,63 +72,35 @@ class Actor:
             if num_returns < 0:
                 self.flows.stream(owner, message, what, result)
             else:
-                self.replies.result(owner, message.task, what, num_returns, result)
+                self.replies.result(owner, message, what, result)
         except ActorExit:
             return EXITED
         except SystemExit as error:
             return end_by(error)
         except BaseException as error:
-            self.replies.error(owner, message.task, what, num_returns, error)
+            self.replies.error(owner, message, what, error)
         self.spans.append((what, began, self.link.clock()))
         return None
 
-    def call_small(self, owner: str, message: messages.Call) -> End | None:
-        """The same for one with small arguments and one result, which is most of them: shorter."""
-        link, method = self.link, message.method
-        what, began = f"{self.name}.{method}", link.clock()
-        try:
-            call = getattr(self.instance, method)
-            if message.args == codec.NO_ARGS:
-                result = call()
-            else:
-                args, kwargs = codec.unpack(message.args)
-                result = call(*args, **kwargs)
-                del args, kwargs
-            data = codec.pack_scalar(result)
-            if data is not None:
-                link.lock.take()
-                try:
-                    link.transport.post_result(owner, message.task, data)
-                finally:
-                    link.lock.release()
-            else:
-                self.replies.result(owner, message.task, what, 1, result)
-        except ActorExit:
-            return EXITED
-        except SystemExit as error:
-            return end_by(error)
-        except BaseException as error:
-            self.replies.error(owner, message.task, what, 1, error)
-        self.spans.append((what, began, link.clock()))
-        return None
-
-    def _call_once(self, once: ExactlyOnce, owner: str, message: messages.RunFull) -> End | None:
+    def _call_once(
+        self, once: ExactlyOnce, owner: str, message: messages.Run, more: messages.More
+    ) -> End | None:
         """A numbered call: it runs unless it has run, and its reply waits for the checkpoint."""
-        link, what, began = self.link, message.label or f"{self.name}.{message.name}", self.link.clock()
+        link, what, began = self.link, more.label or f"{self.name}.{message.method}", self.link.clock()
         packed: Any = None
         values: list[Value] = []
         with link.lock:
-            kept = once.window.asked(owner, message.seq, message.answered)
+            kept = once.window.asked(owner, more.seq, more.answered)
             if kept is not None:
                 self.arguments.drop(owner, message)
         if kept is not None:
-            values = self._kept_values(owner, kept, message.num_returns)
+            values = self._kept_values(owner, kept, more.num_returns)
         else:
             try:
                 args, kwargs = self.arguments.open(owner, message)
-                result = getattr(self.instance, message.name)(*args, **kwargs)
+                result = getattr(self.instance, message.method)(*args, **kwargs)
                 del args, kwargs
-                parts = codec.split_returns(result, message.num_returns, what)
+                parts = codec.split_returns(result, more.num_returns, what)
                 if type(parts[-1]) is codec.Raised:  # such a reply is one thing, to be repeated as it was
                     raise parts[-1].error
                 packed = [codec.pack(part, f"the result of {what}") for part in parts]
@@ -146,7 +119,7 @@ class Actor:
             except BaseException as error:
                 self.objects.unmake(values)
                 kept = Kept([], self.replies.describe(what, error))
-                values = self._kept_values(owner, kept, message.num_returns)
+                values = self._kept_values(owner, kept, more.num_returns)
                 try:
                     state = once.snapshot()
                 except BaseException as bad_state:
@@ -154,7 +127,7 @@ class Actor:
                     state = None
             self.spans.append((what, began, link.clock()))
             with link.lock:
-                once.finished(owner, message.seq, kept, state)
+                once.finished(owner, more.seq, kept, state)
         with link.lock:
             # (`packed` holds the refs inside the values until then.)
             once.hold(

@@ -67,7 +67,7 @@ class LoopRunner:
             except TimeoutError:  # something blocks the loop
                 pass
             return message.reason
-        if getattr(message, "name", "") == TERMINATE:
+        if message.method == TERMINATE:
             asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result()
             return TERMINATED
         group = self._group_of(message)
@@ -127,16 +127,13 @@ class LoopRunner:
         call = self._running.here()
         return call is not None and self._cancelled.get((call[0], call[1].task), False)
 
-    async def _run(self, owner: str, message: Any) -> None:
+    async def _run(self, owner: str, message: messages.Run) -> None:
         actor, key = self._actor, (owner, message.task)
         self._begun.add(key)
         self._running.begin_beside(owner, message)
-        method, num_returns, label = (
-            (message.method, 1, "")
-            if type(message) is messages.Call
-            else (message.name, message.num_returns, message.label)
-        )
-        what, began = label or f"{actor.name}.{method}", actor.link.clock()
+        method, more = message.method, message.more
+        what = (more is not None and more.label) or f"{actor.name}.{method}"
+        began = actor.link.clock()
         try:
             if key in self._cancelled:
                 with actor.link.lock:
@@ -147,10 +144,10 @@ class LoopRunner:
             del args, kwargs
             if inspect.iscoroutine(result):
                 result = await result
-            if num_returns < 0:
+            if message.num_returns < 0:
                 await self._stream(owner, message, what, result)
             else:
-                actor.replies.result(owner, message.task, what, num_returns, result)
+                actor.replies.result(owner, message, what, result)
         except ActorExit:
             self._ask_to_end(EXITED)
         except SystemExit as error:
@@ -162,9 +159,9 @@ class LoopRunner:
                         actor.replies.refuse(owner, message, actor.name, self._ending, has_begun=True)
                 elif isinstance(error, asyncio.CancelledError) and key in self._cancelled:
                     with actor.link.lock:
-                        actor.replies.cancelled(key, num_returns, what)
+                        actor.replies.cancelled(owner, message, what)
                 else:
-                    actor.replies.error(owner, message.task, what, num_returns, error)
+                    actor.replies.error(owner, message, what, error)
             except BaseException as failure:
                 actor.replies.not_executed(owner, message, failure)
         actor.spans.append((what, began, actor.link.clock()))
@@ -211,7 +208,7 @@ class LoopRunner:
                 "`await ref` instead"
             )
 
-    async def _stream(self, owner: str, message: messages.RunFull, what: str, values: Any) -> None:
+    async def _stream(self, owner: str, message: messages.Run, what: str, values: Any) -> None:
         """As `Outflows.stream`, for generators, async or not, in an event loop."""
         link, flows = self._actor.link, self._actor.flows
         is_async = hasattr(values, "__anext__")
@@ -241,7 +238,7 @@ class LoopRunner:
                 await iterator.aclose()
             else:
                 close_quietly(iterator)
-        self._actor.replies.result(owner, message.task, what, 1, None)
+        self._actor.replies.result(owner, message, what, None)
 
     # ---------------------------------------------------------------- for those who look (any thread)
 

@@ -104,103 +104,75 @@ class Executor:
 
     def execute(self, owner: str, message: Any) -> End | None:
         """Run a call, or see to it that it runs elsewhere. Returns why this process ends now, if it does."""
-        kind = type(message)
-        if kind is messages.Run:
-            link, code = self._link, self._code.get(message.code)
-            if code is None:
-                self._replies.forgotten(owner, message)
-                return None
-            began = link.clock()
-            try:
-                target = code.target
-                if type(target) is bytes:
-                    target = self._open(code)
-                if message.args == codec.NO_ARGS:
-                    result = target()
-                else:
-                    args, kwargs = codec.unpack(message.args)
-                    result = target(*args, **kwargs)
-                    del args, kwargs
-                data = codec.pack_scalar(result)
-                if data is not None:
-                    link.lock.take()
-                    try:
-                        link.transport.post_result(owner, message.task, data)
-                    finally:
-                        link.lock.release()
-                else:
-                    self._replies.result(owner, message.task, code.name, 1, result)
-            except SystemExit as error:
-                return exit_code_of(error)
-            except BaseException as error:
-                self._replies.error(owner, message.task, f"task {code.name}", 1, error)
-            ended = link.clock()
-            self._spans.append((code.name, began, ended))
-            self._replies.pace(owner, code.key, ended - began)
-        elif kind is messages.Call and self._plain is not None:
-            return self._plain.call_small(owner, message)
-        elif kind is messages.RunFull and message.code:
-            return self._run_full(owner, message)
-        elif kind is messages.CreateActor:
-            return self._create_actor(owner, message)
-        elif self.actor is None:
-            self._queue.hold(owner, message)
-        elif self.runner is not None:
+        if type(message) is messages.Run and message.code:
+            more = message.more
+            if more is not None and more.creation is not None:
+                return self._create_actor(owner, message, more, more.creation)
+            return self._run(owner, message)
+        if self._plain is not None:
+            return self._plain.call(owner, message)
+        if self.runner is not None:
             return self.runner.submit(owner, message)
-        else:
-            return self.actor.call(owner, message)
+        self._queue.hold(owner, message)
         return None
 
-    def _run_full(self, owner: str, message: messages.RunFull) -> End | None:
-        """A task with more than small arguments and one small result."""
-        code = self._code.get(message.code)
+    def _run(self, owner: str, message: messages.Run) -> End | None:
+        """A task."""
+        code, more, clock = self._code.get(message.code), message.more, self._link.clock
         if code is None:
             self._replies.forgotten(owner, message)
             return None
-        began, name = self._link.clock(), message.name or code.name
-        backend = refs.backend()
-        if message.capture is not None:
-            refs.set_backend(Capturing(backend, message.capture))
+        name, began, outer = code.name, clock(), None
+        if more is not None:
+            name = more.label or name
+            if more.capture is not None:
+                outer = refs.backend()
+                refs.set_backend(Capturing(outer, more.capture))
         try:
             args, kwargs = self._arguments.open(owner, message)
-            result = self._open(code)(*args, **kwargs)
+            target = code.target
+            if type(target) is bytes:
+                target = self._open(code)
+            result = target(*args, **kwargs)
             del args, kwargs
-            if message.num_returns < 0:
+            if more is not None and more.num_returns < 0:
                 self._flows.stream(owner, message, name, result)
             else:
-                self._replies.result(owner, message.task, name, message.num_returns, result)
+                self._replies.result(owner, message, name, result)
         except SystemExit as error:
             return exit_code_of(error)
         except BaseException as error:
-            self._replies.error(owner, message.task, f"task {name}", message.num_returns, error)
-        if message.capture is not None:
+            self._replies.error(owner, message, f"task {name}", error)
+        if outer is not None:
             self.close_nested()
-            refs.set_backend(backend)
-        ended = self._link.clock()
+            refs.set_backend(outer)
+        ended = clock()
         self._spans.append((name, began, ended))
-        self._replies.pace(owner, message.code, ended - began)
+        self._replies.pace(owner, code.key, ended - began)
         return None
 
-    def _create_actor(self, owner: str, message: messages.CreateActor) -> End | None:
+    def _create_actor(
+        self, owner: str, message: messages.Run, more: messages.More, creation: messages.Creation
+    ) -> End | None:
         code, link = self._code[message.code], self._link
         name = code.name
-        self.actor_id = message.actor
-        if message.capture is not None:
-            refs.set_backend(Capturing(refs.backend(), message.capture))
+        self.actor_id = creation.actor
+        if more.capture is not None:
+            refs.set_backend(Capturing(refs.backend(), more.capture))
         began, once = link.clock(), None
         try:
             crash_point("before_constructor")
             args, kwargs = self._arguments.open(owner, message)
             instance = self._open(code)(*args, **kwargs)
-            if message.exactly_once:
-                once = ExactlyOnce(checkpoint_path(link.session, message.actor))
+            if creation.exactly_once:
+                once = ExactlyOnce(checkpoint_path(link.session, creation.actor))
                 once.open(instance)
             crash_point("after_constructor_before_report")
         except ActorExit:
             self.actor_name = name
             return EXITED_AT_ONCE
         except BaseException as error:
-            self._replies.error(owner, message.task, f"{name}.__init__", 1, error)
+            self._replies.error(owner, message, f"{name}.__init__", error)
             return None
         self._spans.append((f"{name}.__init__", began, link.clock()))
         actor = Actor(
@@ -214,7 +186,9 @@ class Executor:
             instance,
             once,
         )
-        self.runner = make_runner(actor, code.target, message, self._running, self._waiters, self._ask_to_end)
+        self.runner = make_runner(
+            actor, code.target, creation, self._running, self._waiters, self._ask_to_end
+        )
         self.actor, self.actor_name = actor, name
         self._plain = actor if self.runner is None else None
         with link.lock:
@@ -257,21 +231,18 @@ class Executor:
         code = self._code.get(key)
         return key if code is None else code.name
 
-    def name_of(self, message: Any) -> str:
+    def name_of(self, message: messages.Run) -> str:
         """What messages call this call."""
-        kind = type(message)
-        if kind is messages.CreateActor:
-            return f"{self._name(message.code)}.__init__"
-        if kind is messages.Call:
+        if message.more is not None and message.more.label:
+            return message.more.label
+        if not message.code:
             return f"{self.actor_name}.{message.method}"
-        if message.code:
-            return str(getattr(message, "name", "") or self._name(message.code))
-        return message.label or f"{self.actor_name}.{message.name}"
+        return self._name(message.code) + (".__init__" if message.creation is not None else "")
 
     def spans(self) -> list[Span]:
         """(name, began, ended) of the last calls."""
         return self._spans.last()
 
 
-ENTRIES = (Executor.execute.__code__, Executor._run_full.__code__, Outflows.stream.__code__)
+ENTRIES = (Executor._run.__code__, Outflows.stream.__code__)
 """What calls the code of tasks (see `Interrupts`)."""

@@ -24,14 +24,15 @@ class Outflow:
     """The values of one generator on their way to its owner."""
 
     def __init__(
-        self, link: Link, objects: Objects, replies: Replies, owner: str, message: messages.RunFull, what: str
+        self, link: Link, objects: Objects, replies: Replies, owner: str, message: messages.Run, what: str
     ) -> None:
         self._link, self._objects, self._replies = link, objects, replies
         self._owner, self._task, self._what = owner, message.task, what
-        self._window, self._have = message.window, message.have
+        more = message.more or messages.More()
+        self._window, self._have = more.window, more.have
         self._num_made = 0
         self._sent_at = 0.0
-        self.num_taken = message.have
+        self.num_taken = more.have
         self.is_closed = self.is_cancelled = False
         """Nobody reads it any more; it was cancelled."""
         self.wake: Callable[[Any], None] = lambda _: None
@@ -77,7 +78,7 @@ class Outflows:
         """Calls whose generator nobody reads (or, True, was cancelled), and which have not come to it."""
         link.on(messages.ItemsTaken, self._on_items_taken)
 
-    def open(self, owner: str, message: messages.RunFull, what: str) -> Outflow:
+    def open(self, owner: str, message: messages.Run, what: str) -> Outflow:
         key = (owner, message.task)
         flow = Outflow(self._link, self._objects, self._replies, owner, message, what)
         with self._link.lock:
@@ -118,7 +119,7 @@ class Outflows:
             flow.num_taken = max(flow.num_taken, message.count)
             flow.wake(None)
 
-    def stream(self, owner: str, message: messages.RunFull, what: str, values: Any) -> None:
+    def stream(self, owner: str, message: messages.Run, what: str, values: Any) -> None:
         """Send what a generator yields, then that it has ended."""
         iterator, flow = iterator_of(values, what), self.open(owner, message, what)
         try:
@@ -139,9 +140,9 @@ class Outflows:
         crash_point("after_last_value_before_end_of_stream")
         if flow.is_cancelled:
             with self._link.lock:
-                self._replies.cancelled((owner, message.task), what=what)
+                self._replies.cancelled(owner, message, what)
         else:
-            self._replies.result(owner, message.task, what, 1, None)
+            self._replies.result(owner, message, what, None)
 
 
 def iterator_of(values: Any, what: str) -> Any:

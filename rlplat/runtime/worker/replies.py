@@ -17,7 +17,6 @@ from rlplat.runtime.wire.errors import describe_error
 from rlplat.runtime.wire.values import ErrorInfo, Value
 from rlplat.runtime.worker.arguments import Arguments
 from rlplat.runtime.worker.interrupts import Interrupts
-from rlplat.runtime.worker.running import Key
 
 
 class Replies:
@@ -30,11 +29,15 @@ class Replies:
 
     # ---------------------------------------------------------------- calls that were run
 
-    def result(self, owner: str, task: int, what: str, num_returns: int, result: Any) -> None:
+    def result(self, owner: str, message: Any, what: str, result: Any) -> None:
+        task, num_returns = message.task, max(1, message.num_returns)
         data = codec.pack_scalar(result) if num_returns == 1 else None
         if data is not None:
-            with self._lock:
+            self._lock.take()
+            try:
                 self._transport.post_result(owner, task, data)
+            finally:
+                self._lock.release()
             return
         parts = codec.split_returns(result, num_returns, what)
         made = [part for part in parts if type(part) is not codec.Raised]
@@ -55,16 +58,16 @@ class Replies:
         """Values that are made already (lock held; whoever calls holds the refs inside them)."""
         for value in values:
             self._objects.hand_over(value.refs, owner)
-        self._transport.post(owner, messages.DoneFull(task, values))
+        self._transport.post_result(owner, task, values)
 
-    def error(self, owner: str, task: int, what: str, num_returns: int, error: BaseException) -> None:
-        if isinstance(error, KeyboardInterrupt) and self._interrupts.has_struck((owner, task)):
+    def error(self, owner: str, message: Any, what: str, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt) and self._interrupts.has_struck((owner, message.task)):
             with self._lock:
-                self.cancelled((owner, task), num_returns, what)
+                self.cancelled(owner, message, what)
             return
         info = self.describe(what, error)
         with self._lock:
-            self.failed(owner, task, num_returns, info)
+            self.failed(owner, message, info)
 
     def not_executed(self, owner: str, message: Any, error: BaseException) -> None:
         """A call that cannot be executed, or its end not be told: its caller must not wait for ever."""
@@ -72,8 +75,7 @@ class Replies:
         with self._lock:
             self._transport.dropped.add(f"{type(message).__name__} from", owner, why, error)
             text = f"worker {self._link.client_id} cannot execute this call: {why}"
-            num_returns = getattr(message, "num_returns", 1)
-            self.failed(owner, message.task, num_returns, ErrorInfo("RuntimeFault", text))
+            self.failed(owner, message, ErrorInfo("RuntimeFault", text))
 
     def describe(self, what: str, error: BaseException) -> ErrorInfo:
         """An exception that came out of the user's code."""
@@ -111,18 +113,17 @@ class Replies:
 
     # ---------------------------------------------------------------- calls that were not (lock held)
 
-    def failed(self, owner: str, task: int, num_returns: int, info: ErrorInfo) -> None:
-        self._transport.post(owner, messages.DoneFull(task, [Value(error=info)] * max(1, num_returns)))
+    def failed(self, owner: str, message: Any, info: ErrorInfo) -> None:
+        self._transport.post_result(owner, message.task, [Value(error=info)] * max(1, message.num_returns))
 
-    def cancelled(self, task: Key, num_returns: int = 1, what: str = "the call") -> None:
-        owner, id = task
+    def cancelled(self, owner: str, message: Any, what: str = "the call") -> None:
         info = ErrorInfo("TaskCancelled", f"{what} was cancelled (worker {self._link.client_id})")
-        self.failed(owner, id, num_returns, info)
+        self.failed(owner, message, info)
 
     def withdrawn(self, owner: str, message: Any) -> None:
         """A call that was cancelled before it began."""
         self._arguments.drop(owner, message)
-        self.cancelled((owner, message.task), getattr(message, "num_returns", 1))
+        self.cancelled(owner, message)
 
     def refuse(
         self, owner: str, message: Any, actor: str, reason: str | int, *, has_begun: bool = False
@@ -130,8 +131,7 @@ class Replies:
         """A call that the end of the actor overtakes: it did not run, or not to its end, and its caller is told so."""
         if not has_begun:
             self._arguments.drop(owner, message)
-        method = message.method if type(message) is messages.Call else message.name
         what = "did not come to its end" if has_begun else "did not run"
         why = reason if isinstance(reason, str) else f"its process ended with exit code {reason}"
-        text = f"{actor}.{method} {what}: actor {actor} is gone: {why}"
-        self.failed(owner, message.task, getattr(message, "num_returns", 1), ErrorInfo("ActorDied", text))
+        text = f"{actor}.{message.method} {what}: actor {actor} is gone: {why}"
+        self.failed(owner, message, ErrorInfo("ActorDied", text))

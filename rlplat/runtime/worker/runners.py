@@ -65,32 +65,31 @@ class Runner(Protocol):
 def make_runner(
     actor: Actor,
     actor_class: type,
-    message: messages.CreateActor,
+    creation: messages.Creation,
     running: Running,
     waiters: Waiters,
     ask_to_end: Callable[[End], None],
 ) -> Runner | None:
     """How the calls of this actor run; None: one after the other in the main thread."""
     methods = methods_of(actor_class)
-    groups = dict(message.concurrency_groups)
+    groups = dict(creation.concurrency_groups)
     group_by_method = {
         name: options.concurrency_group for name, options in methods.items() if options.concurrency_group
     }
 
     def group_of(call: Any) -> str:
-        if type(call) is messages.RunFull:
-            return call.group or group_by_method.get(call.name, "")
-        return group_by_method.get(call.method, "")
+        own = "" if call.more is None else call.more.group
+        return own or group_by_method.get(call.method, "")
 
     if is_async_class(actor_class):
         from rlplat.runtime.worker.event_loop import (
             LoopRunner,  # asyncio is slow to import, and few actors need it
         )
 
-        sizes = groups | {"": message.max_concurrency or MAX_COROUTINES}
+        sizes = groups | {"": creation.max_concurrency or MAX_COROUTINES}
         return LoopRunner(actor, running, waiters, ask_to_end, sizes, group_of)
-    if groups or message.max_concurrency > 1:  # 0 and 1: one call after the other
-        sizes = groups | {"": max(1, message.max_concurrency)}
+    if groups or creation.max_concurrency > 1:  # 0 and 1: one call after the other
+        sizes = groups | {"": max(1, creation.max_concurrency)}
         return ThreadRunner(actor, running, ask_to_end, sizes, group_of)
     return None
 
@@ -115,7 +114,7 @@ class ThreadRunner:
         """With the messages of their calls."""
 
     def submit(self, owner: str, message: Any) -> End | None:
-        if type(message) is EndOfActor or getattr(message, "name", "") == TERMINATE:
+        if type(message) is EndOfActor or message.method == TERMINATE:
             if type(message) is EndOfActor:
                 self.refuse_waiting(message.reason)
                 wait([future for future, _ in self._futures.copy().values()], END_GRACE_S)

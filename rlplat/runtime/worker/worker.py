@@ -109,8 +109,7 @@ class Worker(Client):
         self.waiters.on_wait = self._lending.awaits
         self._exits = False
         link.on(messages.Code, self._on_code)
-        for kind in (messages.Run, messages.RunFull, messages.Call, messages.CreateActor):
-            link.on(kind, self._on_work)
+        link.on(messages.Run, self._on_run)
         link.on(messages.GiveBack, lambda sender, _: self._give_back())
         link.on(messages.Exit, self._on_exit)
         link.on(messages.CancelTask, self._on_cancel)
@@ -124,27 +123,25 @@ class Worker(Client):
         if message.max_calls:
             self._calls_left.setdefault(message.key, message.max_calls)
 
-    def _on_work(self, sender: str, message: Any) -> None:
-        kind = type(message)
-        if kind is not messages.Call:
-            self._check_work(kind, message)
+    def _on_run(self, sender: str, message: messages.Run) -> None:
+        if message.more is not None:
+            self._check(message, message.more)
         self.queue.calls.append((sender, message))
-        if kind is messages.CreateActor:
-            self._is_actor = True
         if self._is_worn or (self._lending.is_lent and not self._is_actor):
             self._give_back()
 
-    def _check_work(self, kind: type, message: Any) -> None:
+    def _check(self, message: messages.Run, more: messages.More) -> None:
         """Raise ValueError for what the main thread cannot even answer with an error."""
-        if kind is messages.RunFull and not -2 <= message.num_returns <= _MOST_RETURNS:
-            raise ValueError(f"num_returns={message.num_returns}")
-        if kind is messages.CreateActor:
+        if not -2 <= more.num_returns <= _MOST_RETURNS:
+            raise ValueError(f"num_returns={more.num_returns}")
+        if more.creation is not None:
             if not self.executor.knows(message.code):
                 raise ValueError(f"its code {message.code!r:.50} was not sent")
             if self._is_actor:
                 raise ValueError("there is an actor in this process")
-            if not _ACTOR_ID.fullmatch(message.actor):
-                raise ValueError(f"{message.actor!r:.50} is not an actor's id")
+            if not _ACTOR_ID.fullmatch(more.creation.actor):
+                raise ValueError(f"{more.creation.actor!r:.50} is not an actor's id")
+            self._is_actor = True
 
     def _on_worker_died(self, sender: str, message: messages.WorkerDied) -> None:
         super()._on_worker_died(sender, message)

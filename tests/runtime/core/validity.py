@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from rlplat.runtime.core.owner.actor_calls import WINDOW, ActorCalls
+from rlplat.runtime.core.owner.actor_calls import WINDOW, ActorCalls, seq_of
 from rlplat.runtime.core.owner.book import Book
-from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.core.owner.lineage import Lineage
 from rlplat.runtime.core.scheduler.actors import Actors
 from rlplat.runtime.core.scheduler.groups import Groups
 from rlplat.runtime.core.scheduler.nodes import Node, Placement, Pool, Worker
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
-
-
-def _seq(record: TaskRecord) -> int:
-    seq: int = getattr(record.message, "seq", 0)
-    return seq
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
@@ -219,6 +213,6 @@ def check_calls(calls: ActorCalls) -> None:
     assert calls.worker is None or calls.gone is None
     assert calls.gone is None or not (calls.queue or calls.in_flight)
     assert calls.worker is not None or not calls.in_flight, "calls are running to nowhere"
-    numbers = [record.message.seq for record in (*calls.in_flight.values(), *calls.queue) if _seq(record)]
+    numbers = [seq_of(record) for record in (*calls.in_flight.values(), *calls.queue) if seq_of(record)]
     assert numbers == sorted(numbers), "calls have overtaken each other"
-    assert sum(map(bool, map(_seq, calls.in_flight.values()))) <= WINDOW
+    assert sum(map(bool, map(seq_of, calls.in_flight.values()))) <= WINDOW

@@ -47,7 +47,11 @@ _SAMPLES: dict[Any, Any] = {
     ActorInfo: ActorInfo("Class", {"f": CallOptions(2, "io", 1, 0.5, 8)}, 3, True),
     ActorInfo | None: ActorInfo("Class", {}),
     messages.Code: messages.Code("key", "f", b"code"),
-    messages.CreateActor: messages.CreateActor(1, "key", "driver:1", 0, Value(b"x"), []),
+    messages.Creation | None: messages.Creation("driver:1", 2, {"io": 1}, True),
+    bytes | Value: Value(b"z", Segment("w1", "s", [1])),
+    messages.More | None: messages.More(
+        2, [(0, Value(b"z")), ("key", Value())], creation=messages.Creation("driver:1")
+    ),
     list[str]: ["a"],
     list[tuple[str, int]]: [("driver", 3)],
     list[tuple[int, int]]: [(3, 1)],
@@ -55,7 +59,7 @@ _SAMPLES: dict[Any, Any] = {
     list[tuple[str, str]]: [("space", "name")],
     str | None: "space",
     list[int]: [1, 2],
-    list[bytes]: [b"a", b"b"],
+    list[bytes | list[Value]]: [b"a", [Value(b"y")]],
     list[tuple[str, int]]: [("driver", 3)],
     list[tuple[int, int]]: [(3, 1)],
     dict[str, int]: {"w1": 2},
@@ -67,7 +71,9 @@ _SAMPLES: dict[Any, Any] = {
     list[GroupState]: [GroupState("g", "", "PACK", "CREATED", [{"CPU": 1.0}], ["node"])],
     Place: Place("node", Shape((("CPU", 1.0),)), "driver:1", 0),
     messages.Code: messages.Code("k", "f", b"x"),
-    messages.CreateActor: messages.CreateActor(1, "k", "driver:1", 0, Value(b"a"), []),
+    messages.Run: messages.Run(
+        1, "k", "__init__", b"a", messages.More(creation=messages.Creation("driver:1"))
+    ),
     list[dict[str, Any]]: [{"task": "driver:1", "waits": 2, "resources": {"CPU": 1.0}, "lent": None}],
     dict[str, Any]: {"pid": 7, "sent": {"w1": [["f", "task", 3]]}},
 }
@@ -100,7 +106,7 @@ def test_random_bytes_never_crash_the_decoder_and_are_never_unpickled(tmp_path: 
     bomb = pickle.dumps(Canary())
     rng = random.Random(20261121)
     frames = [messages.encode([sample(kind)]) for kind in KINDS]
-    frames.append(messages.encode([messages.Run(1, "c", bomb), messages.DoneFull(1, [Value(bomb)])]))
+    frames.append(messages.encode([messages.Run(1, "c", "", bomb), messages.Done([1], [[Value(bomb)]])]))
     frames.append(messages.encode([messages.ActorGone("a", ErrorInfo("TaskError", "x", bomb))]))
     num_decoded = 0
     for n in range(20_000):

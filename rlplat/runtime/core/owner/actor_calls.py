@@ -5,7 +5,7 @@ Rules
 2. Calls wait while the actor has no address: before its first worker, and between a death and the next incarnation.
 3. When an incarnation is lost, what was under way there may or may not have run. A call with `max_task_retries` left
    goes back to the head of the queue, in order; the others fail and say so. What was never sent just waits.
-4. The creator sends `CreateActor` to each incarnation, ahead of every call. A creation is never charged: how often an
+4. The creator sends the constructor's call to each incarnation, ahead of all others. It is never charged: how often an
    actor may restart is the scheduler's to count.
 5. News of an incarnation that is older than the present one is void.
 6. A call that raised what its `retry_exceptions` name goes once more, behind those that were sent meanwhile.
@@ -20,7 +20,6 @@ from copy import copy
 from dataclasses import dataclass
 
 from rlplat.runtime.core.owner.lanes import TaskRecord
-from rlplat.runtime.wire.messages import CreateActor, RunFull
 from rlplat.runtime.wire.values import ErrorInfo
 
 WINDOW = 1000
@@ -57,7 +56,7 @@ class ActorCalls:
     def num_pending(self) -> int:
         """Calls that somebody waits for; its creation is none."""
         records = [*self.queue, *self.in_flight.values()]
-        return sum(type(each.message) is not CreateActor and each.id in self._open_calls for each in records)
+        return sum(each.message.creation is None and each.id in self._open_calls for each in records)
 
     # ---------------------------------------------------------------- events that let calls go
 
@@ -65,7 +64,7 @@ class ActorCalls:
         """A call was made."""
         if is_exactly_once:
             self.last_seq += 1
-            record.message.seq = self.last_seq
+            record.message.more.seq = self.last_seq
         self.queue.append(record)
         return self.advance()
 
@@ -82,12 +81,11 @@ class ActorCalls:
                 continue
             if record.waits:
                 break
-            if type(record.message) is RunFull and record.message.seq:
+            if seq_of(record):
                 if len(in_flight) >= WINDOW:
                     break
-                oldest = next(iter(in_flight.values()), record).message
-                # An actor's creation may be the oldest: then nothing has been answered yet.
-                record.message.answered = getattr(oldest, "seq", 1) - 1
+                # An actor's creation may be the oldest, or a call without a number: then nothing new has been answered.
+                record.message.more.answered = max(0, seq_of(next(iter(in_flight.values()), record)) - 1)
             queue.popleft()
             in_flight[record.id] = record
             out.append(record)
@@ -130,7 +128,7 @@ class ActorCalls:
         for record in lost:
             if record.id not in self._open_calls:
                 continue
-            if type(record.message) is CreateActor:
+            if record.message.creation is not None:
                 again.append(record)
             elif record.retries_left == 0:
                 text = (
@@ -160,7 +158,13 @@ class ActorCalls:
         return [fail for fail in out if fail.record.id in self._open_calls]
 
 
+def seq_of(record: TaskRecord) -> int:
+    """The number of an exactly-once call; 0: it is none."""
+    more = record.message.more
+    return 0 if more is None else int(more.seq)
+
+
 def _with_fate(record: TaskRecord, error: ErrorInfo, fate: str) -> ErrorInfo:
-    if type(record.message) is CreateActor or error.kind != "ActorDied":
+    if record.message.creation is not None or error.kind != "ActorDied":
         return error
     return ErrorInfo(error.kind, f"{record.name} {fate}: {error.message}", error.exception)

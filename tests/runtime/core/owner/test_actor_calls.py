@@ -7,8 +7,8 @@ from typing import Any
 
 from rlplat.runtime.core.owner.actor_calls import WINDOW, ActorCalls
 from rlplat.runtime.core.owner.lanes import TaskRecord
-from rlplat.runtime.wire.messages import Call, CreateActor, RunFull
-from rlplat.runtime.wire.values import ErrorInfo, Value
+from rlplat.runtime.wire.messages import Creation, More, Run
+from rlplat.runtime.wire.values import ErrorInfo
 from tests.runtime.core.validity import check_calls
 
 GONE = ErrorInfo("ActorDied", "actor A is gone: its process w1 died")
@@ -24,7 +24,7 @@ class Caller:
         self.failed: dict[int, str] = {}
         self._next = 1
         if is_creator:
-            record = self._record(CreateActor(1, "code", "driver:1", 0, Value(), []))
+            record = self._record(Run(1, "code", "__init__", b"", More(creation=Creation("driver:1"))))
             self.actor.queue.append(record)
             if may_restart:
                 self.actor.creation = TaskRecord(record.id, record.message, None, "A", (record.id,), None)
@@ -36,8 +36,7 @@ class Caller:
         return record
 
     def call(self, retries: int = 0, waits: int = 0, is_exactly_once: bool = False) -> TaskRecord:
-        message: Any = RunFull(0, "", "f", 1, Value(), []) if is_exactly_once else Call(0, "f", b"")
-        record = self._record(message, retries, waits)
+        record = self._record(Run(0, "", "f", b"", More() if is_exactly_once else None), retries, waits)
         self._send(self.actor.queued(record, is_exactly_once))
         return record
 
@@ -204,15 +203,15 @@ def test_exactly_once_calls_are_numbered_and_say_what_is_answered() -> None:
     caller = Caller()
     caller.placed("w1", 1)
     records = [caller.call(retries=-1, is_exactly_once=True) for _ in range(3)]
-    assert [record.message.seq for record in records] == [1, 2, 3]
-    assert [record.message.answered for record in records] == [0, 0, 0]
+    assert [record.message.more.seq for record in records] == [1, 2, 3]
+    assert [record.message.more.answered for record in records] == [0, 0, 0]
     caller.reply(1)
     caller.reply(2)
-    assert caller.call(retries=-1, is_exactly_once=True).message.answered == 2
+    assert caller.call(retries=-1, is_exactly_once=True).message.more.answered == 2
     caller.restarting()
     caller.placed("w2", 2)
     assert caller.sent == [1, 2, 3, 4, 3, 4]
-    assert [record.message.answered for record in caller.actor.in_flight.values()] == [2, 2]
+    assert [record.message.more.answered for record in caller.actor.in_flight.values()] == [2, 2]
 
 
 def test_no_more_exactly_once_calls_are_under_way_than_the_actor_remembers() -> None:

@@ -11,7 +11,7 @@ from rlplat.runtime.wire.values import ErrorInfo
 
 
 def record(id: int) -> TaskRecord:
-    return TaskRecord(id, Run(id, "f", b""), None, "f", (id,), None)
+    return TaskRecord(id, Run(id, "f", "", b""), None, "f", (id,), None)
 
 
 def stopping(id: int, worker: str, kill_at: float | None) -> Stopping:
