@@ -162,7 +162,7 @@ def flatness(num_trials: int, directory: str) -> dict[str, float]:
     """One experiment; at each of CHECKPOINTS the tuner's memory and its time per report since the last."""
     import rlplat
     from rlplat import tune
-    from rlplat.tune.core.experiment import Experiment
+    from rlplat.tune.experiment import Experiment
 
     rlplat.init(num_cpus=2)
     figures: dict[str, float] = {}

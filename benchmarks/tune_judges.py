@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlplat.tune.core.events import Advance, Begin, Crashed, Reported, Returned, Save, Saved
-from rlplat.tune.core.experiment import Experiment
-from rlplat.tune.core.trial import Trial
-from rlplat.tune.schedulers.registry import make_scheduler
-from rlplat.tune.search.search import Suggestion
-from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.events import Advance, Begin, Crashed, Reported, Returned, Save, Saved
+from rlplat.tune.experiment import Experiment
+from rlplat.tune.schedulers import make_scheduler
+from rlplat.tune.search import Suggestion
+from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.trial import Trial
 
 GO, STOP, PAUSE = "go", "stop", "pause"
 METHODS = {

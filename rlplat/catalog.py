@@ -29,7 +29,7 @@ def describe_experiment(directory: Path) -> dict[str, Any]:
     from rlplat.config import load_yaml
     from rlplat.errors import ConfigError
     from rlplat.rl.run.run_directory import is_running
-    from rlplat.tune.results.lines import metric_column
+    from rlplat.tune.lines import metric_column
 
     try:
         settings = load_yaml(directory / "experiment.yaml").values
@@ -75,8 +75,8 @@ def ended_trials(directory: Path) -> list[dict[str, str]]:
 def _num_trials(settings: dict[str, Any]) -> int | None:
     """How many there are to be: samples times the points of the grids."""
     from rlplat.errors import ConfigError
-    from rlplat.tune.results.analysis import without_code
-    from rlplat.tune.space.space import Space
+    from rlplat.tune.analysis import without_code
+    from rlplat.tune.space import Space
 
     try:
         return (

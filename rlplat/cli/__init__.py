@@ -64,7 +64,6 @@ _GROUPS = {
 HIDDEN = {"join": "one task of a job that submit sent to SLURM"}
 COMMANDS = {name: line for group in _GROUPS.values() for name, line in group.items()} | HIDDEN
 _MODULES = {
-    "tune": "tuning.tune",
     "runs": "view.runs",
     "dashboard": "view.dashboard",
     "plot": "view.plot",

@@ -19,17 +19,10 @@ from typing import TYPE_CHECKING
 from rlplat.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from rlplat.tune.results.analysis import Analysis as Analysis, load as load
-    from rlplat.tune.run_experiment import run as run
-    from rlplat.tune.schedulers.asha import ASHA as ASHA
-    from rlplat.tune.schedulers.registry import FIFO as FIFO
-    from rlplat.tune.schedulers.hyperband import HyperBand as HyperBand
-    from rlplat.tune.schedulers.median import MedianStopping as MedianStopping
-    from rlplat.tune.schedulers.pb2 import PB2 as PB2
-    from rlplat.tune.schedulers.pbt import PBT as PBT
-    from rlplat.tune.search.search import Searcher as Searcher
-    from rlplat.tune.space.domains import choice as choice, grid as grid, sample_from as sample_from
-    from rlplat.tune.space.ranges import (
+    from rlplat.tune.analysis import Analysis as Analysis, load as load
+    from rlplat.tune.domains import (
+        choice as choice,
+        grid as grid,
         lograndint as lograndint,
         loguniform as loguniform,
         normal as normal,
@@ -37,24 +30,30 @@ if TYPE_CHECKING:
         qnormal as qnormal,
         quniform as quniform,
         randint as randint,
+        sample_from as sample_from,
         uniform as uniform,
     )
-    from rlplat.tune.trials.program import TrialContext as TrialContext
+    from rlplat.tune.run_experiment import run as run
+    from rlplat.tune.schedulers import FIFO as FIFO
+    from rlplat.tune.schedulers.halving import ASHA as ASHA, HyperBand as HyperBand
+    from rlplat.tune.schedulers.median import MedianStopping as MedianStopping
+    from rlplat.tune.schedulers.pb2 import PB2 as PB2
+    from rlplat.tune.schedulers.pbt import PBT as PBT
+    from rlplat.tune.search import Searcher as Searcher
+    from rlplat.tune.trials import TrialContext as TrialContext
     from rlplat.tune.trials.thread import TrialStopped as TrialStopped
 else:
     _HOMES = {
-        "results.analysis": "Analysis load",
+        "analysis": "Analysis load",
+        "domains": "choice grid sample_from lograndint loguniform normal qloguniform qnormal quniform randint uniform",
         "run_experiment": "run",
-        "schedulers.asha": "ASHA",
-        "schedulers.registry": "FIFO",
-        "schedulers.hyperband": "HyperBand",
+        "schedulers": "FIFO",
+        "schedulers.halving": "ASHA HyperBand",
         "schedulers.median": "MedianStopping",
         "schedulers.pb2": "PB2",
         "schedulers.pbt": "PBT",
-        "search.search": "Searcher",
-        "space.domains": "choice grid sample_from",
-        "space.ranges": "lograndint loguniform normal qloguniform qnormal quniform randint uniform",
-        "trials.program": "TrialContext",
+        "search": "Searcher",
+        "trials": "TrialContext",
         "trials.thread": "TrialStopped",
     }
     _NAMES_OF_RAY = {

@@ -14,22 +14,22 @@ import numpy as np
 import rlplat
 from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.user_code import folder_of, names_in
-from rlplat.tune.core.experiment import Experiment
-from rlplat.tune.core.snapshot import View
-from rlplat.tune.results.analysis import Analysis
-from rlplat.tune.results.directory import ExperimentDirectory, can_resume, refuse_existing, take_back
-from rlplat.tune.schedulers.registry import make_scheduler
-from rlplat.tune.search.samplers import distributions
-from rlplat.tune.search.search import Searcher, make_searcher
-from rlplat.tune.settings.saved_experiment import refuse_changes, settings_of
-from rlplat.tune.settings.spec import ExperimentSpec, check_demand, check_silence
+from rlplat.tune.address import shown
+from rlplat.tune.analysis import Analysis
+from rlplat.tune.directory import ExperimentDirectory, can_resume, refuse_existing, take_back
+from rlplat.tune.experiment import Experiment
+from rlplat.tune.experiment_file import refuse_changes, settings_of
+from rlplat.tune.roster import View
+from rlplat.tune.samplers import distributions
+from rlplat.tune.schedulers import make_scheduler
+from rlplat.tune.search import Searcher, make_searcher
 from rlplat.tune.slots import room
-from rlplat.tune.space.space import Space
-from rlplat.tune.storage.address import shown
-from rlplat.tune.storage.study import Study
+from rlplat.tune.space import Space
+from rlplat.tune.spec import ExperimentSpec, check_demand, check_silence
+from rlplat.tune.study import Study
 from rlplat.tune.trials.trainables import TrainableKind, check_trainable
 from rlplat.tune.tuner import Tuner
-from rlplat.tune.view.table import open_view
+from rlplat.tune.view import open_view
 
 
 def run(

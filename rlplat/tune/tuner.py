@@ -16,18 +16,18 @@ import rlplat
 from rlplat.errors import CheckpointError, ConfigError, RlplatError, TaskError, UsageError
 from rlplat.rl.run.interruption import Interrupted as Signalled
 from rlplat.rl.run.interruption import Interruption
-from rlplat.tune.core import events
-from rlplat.tune.core.experiment import Experiment
-from rlplat.tune.core.snapshot import View
-from rlplat.tune.core.trial import Trial, TrialState, remote_text
-from rlplat.tune.results.analysis import Analysis
-from rlplat.tune.results.directory import ExperimentDirectory
-from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune import events
+from rlplat.tune.analysis import Analysis
+from rlplat.tune.directory import ExperimentDirectory
+from rlplat.tune.experiment import Experiment
+from rlplat.tune.roster import View
 from rlplat.tune.slots import END, READY, Call, Demand, Slot, Slots, room
-from rlplat.tune.storage.study import Study
+from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.study import Study
+from rlplat.tune.trial import Trial, TrialState, remote_text
+from rlplat.tune.trials import StillRunning
 from rlplat.tune.trials.checkpoints import copy_checkpoint, why_not_copied
 from rlplat.tune.trials.host import Order, SavedTurn, TrialHost, Turn
-from rlplat.tune.trials.program import StillRunning
 from rlplat.tune.trials.programs import CLOSE_S
 from rlplat.tune.trials.trainables import TrainableKind
 

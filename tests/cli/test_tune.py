@@ -414,7 +414,7 @@ def test_bad_input_is_one_message_and_exit_code_2_and_everything_is_as_before(
     ],
 )
 def test_the_command_to_resume_keeps_no_password(given: list[str]) -> None:
-    from rlplat.cli.tuning.tune import _resuming, build_parser
+    from rlplat.cli.tune import _resuming, build_parser
 
     spec: Any = SimpleNamespace(origins={"runs": ""}, out="runs/x")
     for resume in ((), ("--resume", "auto")):

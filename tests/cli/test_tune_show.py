@@ -12,7 +12,7 @@ import pytest
 
 from rlplat.cli import main
 from rlplat.figures import figure
-from rlplat.tune.storage.study import Study
+from rlplat.tune.study import Study
 from tests.tune.experiments import write_experiment
 
 

@@ -20,9 +20,9 @@ import pytest
 pytest.importorskip("optuna", reason="needs the extra 'tune'")
 
 from rlplat.rl.run.run_directory import is_running
-from rlplat.tune.core.trial import TrialState
-from rlplat.tune.results.directory import take_back
-from rlplat.tune.storage.study import Study
+from rlplat.tune.directory import take_back
+from rlplat.tune.study import Study
+from rlplat.tune.trial import TrialState
 from tests.faults.programs import ROOT
 from tests.faults.tuner_program import HELD_AT, NUM_STEPS
 from tests.patience import soon
@@ -157,27 +157,27 @@ def test_a_tuner_that_is_killed_again_and_again_runs_every_trial_once(
 
 
 POINTS = [
-    ("before rlplat.tune.storage.study:Study.report", 1),
-    ("after rlplat.tune.results.directory:ExperimentDirectory.record", 1),
-    ("after rlplat.tune.results.directory:ExperimentDirectory.flush", 1),
-    ("before rlplat.tune.storage.study:Study.sync", 2),
-    ("before rlplat.tune.storage.study:Study.create", 1),
-    ("after rlplat.tune.storage.study:Study.create", 2),
-    ("before rlplat.tune.storage.study:Study.report", 3),
-    ("after rlplat.tune.storage.study:Study.report", 4),
+    ("before rlplat.tune.study:Study.report", 1),
+    ("after rlplat.tune.directory:ExperimentDirectory.record", 1),
+    ("after rlplat.tune.directory:ExperimentDirectory.flush", 1),
+    ("before rlplat.tune.study:Study.sync", 2),
+    ("before rlplat.tune.study:Study.create", 1),
+    ("after rlplat.tune.study:Study.create", 2),
+    ("before rlplat.tune.study:Study.report", 3),
+    ("after rlplat.tune.study:Study.report", 4),
     ("before rlplat.tune.trials.host:TrialHost.save", 2),
     ("after rlplat.tune.trials.host:TrialHost.save", 2),
-    ("before rlplat.tune.storage.study:Study.note", 3),
-    ("after rlplat.tune.storage.study:Study.note", 3),
-    ("before rlplat.tune.results.directory:ExperimentDirectory.flush", 5),
-    ("after rlplat.tune.results.directory:ExperimentDirectory.flush", 5),
-    ("before rlplat.tune.storage.journal:Journal.flush", 4),
-    ("after rlplat.tune.storage.journal:Journal.flush", 5),
-    ("before rlplat.tune.storage.study:Study.end", 1),
-    ("after rlplat.tune.storage.study:Study._finish", 1),
-    ("after rlplat.tune.results.directory:ExperimentDirectory.end", 1),
-    ("after rlplat.tune.results.directory:ExperimentDirectory.reconcile", 1),
-    ("after rlplat.tune.core.experiment:Experiment.restore", 1),
+    ("before rlplat.tune.study:Study.note", 3),
+    ("after rlplat.tune.study:Study.note", 3),
+    ("before rlplat.tune.directory:ExperimentDirectory.flush", 5),
+    ("after rlplat.tune.directory:ExperimentDirectory.flush", 5),
+    ("before rlplat.tune.journal:Journal.flush", 4),
+    ("after rlplat.tune.journal:Journal.flush", 5),
+    ("before rlplat.tune.study:Study.end", 1),
+    ("after rlplat.tune.study:Study._finish", 1),
+    ("after rlplat.tune.directory:ExperimentDirectory.end", 1),
+    ("after rlplat.tune.directory:ExperimentDirectory.reconcile", 1),
+    ("after rlplat.tune.experiment:Experiment.restore", 1),
 ]
 
 

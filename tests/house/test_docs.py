@@ -21,9 +21,9 @@ from rlplat.cli import _MODULES, COMMANDS
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import serve as serve_command
 from rlplat.cli import train as train_command
+from rlplat.cli import tune as tune_command
+from rlplat.cli import tune_show as tune_show_command
 from rlplat.cli.cluster.options import cluster_parser, with_program
-from rlplat.cli.tuning import tune as tune_command
-from rlplat.cli.tuning import tune_show as tune_show_command
 from rlplat.cluster.settings import resolve_cluster
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
 from rlplat.rl.names_elsewhere import switches_of

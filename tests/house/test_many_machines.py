@@ -20,7 +20,7 @@ KEEP_WAITING = {"ParameterServer", "OpponentPool", "join_weights", "_join_answer
 LOCAL = {
     "rlplat/rl/policies/spec.py": "cpu_share: called in the process that will have the threads",
     "rlplat/rl/sampling/worker_group.py": "how many workers memory holds, asked where there is one machine only",
-    "rlplat/tune/storage/database.py": "its own name, shown to who looks after the database",
+    "rlplat/tune/database.py": "its own name, shown to who looks after the database",
     "rlplat/rl/replay/frame_storage.py": "whether more frames than were expected fit, asked where they are",
     "rlplat/rl/envs/loops.py": "ends what an environment started, in its own process",
     "rlplat/rl/replay/buffer.py": "whether a replay fits, asked where it will be",

@@ -12,9 +12,9 @@ import pytest
 from rlplat import tune
 from rlplat.config import parse_yaml
 from rlplat.rl.run.registry import load_algorithm
-from rlplat.tune.schedulers.registry import SCHEDULERS
-from rlplat.tune.search.search import _OPTIONS as SEARCHERS
-from rlplat.tune.settings.experiment_file import KEYS, load_experiments
+from rlplat.tune.experiment_file import KEYS, load_experiments
+from rlplat.tune.schedulers import SCHEDULERS
+from rlplat.tune.search import _OPTIONS as SEARCHERS
 from tests.house.test_docs import ROOT, blocks, run, run_block
 
 PAGE = ROOT / "docs" / "tuning.md"

@@ -19,10 +19,10 @@ from optuna.testing.pytest_storages import StorageTestCase
 from optuna.trial import FrozenTrial, TrialState
 
 from rlplat import tune
-from rlplat.tune.core import trial as ours
-from rlplat.tune.search.search import Searcher, make_searcher
-from rlplat.tune.space.space import Space
-from rlplat.tune.storage.journal import Journal, replayed
+from rlplat.tune import trial as ours
+from rlplat.tune.journal import Journal, replayed
+from rlplat.tune.search import Searcher, make_searcher
+from rlplat.tune.space import Space
 
 
 class TestOurJournal(StorageTestCase):

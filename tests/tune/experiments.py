@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.results.directory import ExperimentDirectory
-from rlplat.tune.search.samplers import distributions
-from rlplat.tune.settings.spec import ExperimentSpec
-from rlplat.tune.space.domains import choice
-from rlplat.tune.space.ranges import loguniform, randint, uniform
-from rlplat.tune.space.space import Space
-from rlplat.tune.storage.study import Study
+from rlplat.tune.directory import ExperimentDirectory
+from rlplat.tune.domains import choice, loguniform, randint, uniform
+from rlplat.tune.samplers import distributions
+from rlplat.tune.space import Space
+from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.study import Study
+from rlplat.tune.trial import Trial, TrialState
 
 SPACE: dict[str, Any] = {
     "learning_rate": loguniform(1e-5, 1e-1),

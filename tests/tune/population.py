@@ -11,13 +11,13 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from rlplat.tune.core import events as ex
-from rlplat.tune.core.experiment import Experiment
-from rlplat.tune.core.trial import Trial
-from rlplat.tune.core.verdicts import TrialScheduler
-from rlplat.tune.search.search import Searcher, make_searcher
-from rlplat.tune.settings.spec import ExperimentSpec
-from rlplat.tune.space.space import Space
+from rlplat.tune import events as ex
+from rlplat.tune.experiment import Experiment
+from rlplat.tune.schedulers import TrialScheduler
+from rlplat.tune.search import Searcher, make_searcher
+from rlplat.tune.space import Space
+from rlplat.tune.spec import ExperimentSpec
+from rlplat.tune.trial import Trial
 
 
 class Model(Protocol):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat import tune
-from rlplat.tune.results.analysis import Analysis
+from rlplat.tune.analysis import Analysis
 
 
 def run(trainable: Any, space: dict[str, Any], tmp_path: Path, **settings: Any) -> Analysis:

@@ -3,8 +3,8 @@ event says the same as one that was not."""
 
 from hypothesis import strategies as st
 
-from rlplat.tune.core.trial import TrialState
-from rlplat.tune.core.verdicts import Continue, Pause
+from rlplat.tune.schedulers import Continue, Pause
+from rlplat.tune.trial import TrialState
 from tests.tune.scheduler_play import Play
 
 EVENTS = st.lists(

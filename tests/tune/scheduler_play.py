@@ -5,8 +5,8 @@ play.add(4)                                             # trials 0 ... 3
 assert play.report(0, 1, 0.5) == Continue()             # trial 0 at progress 1: what is to become of it
 """
 
-from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.core.verdicts import Pause, Resume, Stop
+from rlplat.tune.schedulers import Pause, Resume, Stop
+from rlplat.tune.trial import Trial, TrialState
 
 
 class Play:

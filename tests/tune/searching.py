@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rlplat import tune
-from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.core.verdicts import Suggests
-from rlplat.tune.search.samplers import distributions
-from rlplat.tune.search.search import Searcher, Suggestion, make_searcher
-from rlplat.tune.space.space import Space
-from rlplat.tune.storage.study import Study
+from rlplat.tune.samplers import distributions
+from rlplat.tune.search import Searcher, Suggestion, make_searcher
+from rlplat.tune.searchers import Suggests
+from rlplat.tune.space import Space
+from rlplat.tune.study import Study
+from rlplat.tune.trial import Trial, TrialState
 
 Objective = Callable[[dict[str, Any]], float | tuple[float, ...]]
 

@@ -9,9 +9,9 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.pool import NullPool
 
-from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
-from rlplat.tune.storage.address import is_url
-from rlplat.tune.storage.study import Study
+from rlplat.tune.address import is_url
+from rlplat.tune.study import Study
+from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 
 DISTRIBUTIONS = {
     "alpha": optuna.distributions.FloatDistribution(0, 1),

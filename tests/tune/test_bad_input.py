@@ -13,8 +13,8 @@ import pytest
 
 from rlplat import tune
 from rlplat.errors import ConfigError, InfeasibleResources
-from rlplat.tune.search.search import Searcher
-from rlplat.tune.settings.spec import ExperimentSpec, check_demand
+from rlplat.tune.search import Searcher
+from rlplat.tune.spec import ExperimentSpec, check_demand
 
 
 def train(config: dict[str, Any], report: Any) -> None:

@@ -15,7 +15,8 @@ import pytest
 import rlplat
 from rlplat import cli, tune
 from rlplat.rl.run.run_directory import RunDirectory
-from rlplat.tune.core.events import (
+from rlplat.tune.domains import loguniform
+from rlplat.tune.events import (
     Advance,
     Begin,
     Interrupted,
@@ -27,17 +28,14 @@ from rlplat.tune.core.events import (
     Saved,
     Say,
 )
-from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
-from rlplat.tune.core.verdicts import Continue, Pause, Stop, Verdict
-from rlplat.tune.schedulers.asha import ASHA
-from rlplat.tune.schedulers.hyperband import HyperBand
+from rlplat.tune.schedulers import FIFO, Continue, Pause, Stop, Verdict
+from rlplat.tune.schedulers.halving import ASHA, HyperBand
 from rlplat.tune.schedulers.pbt import PBT
-from rlplat.tune.schedulers.registry import FIFO
-from rlplat.tune.space.ranges import loguniform
-from tests.tune.core.test_experiment import Scripted, begun, kinds, make, report
+from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 from tests.tune.population import Killed, Population
 from tests.tune.running import lines, run, states
 from tests.tune.schedulers.test_pbt import Climber, has_its_lineage
+from tests.tune.test_experiment import Scripted, begun, kinds, make, report
 from tests.tune.trials.test_rl_program import SMALL
 
 ERROR = "e/trials/00000/checkpoints: OSError: no space\nTraceback ..."

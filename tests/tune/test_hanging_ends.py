@@ -14,9 +14,8 @@ import rlplat
 from rlplat import tune
 from rlplat.errors import ConfigError
 from rlplat.tune import tuner
-from rlplat.tune.core.trial import Trial
-from rlplat.tune.core.verdicts import Continue, Exploit, Verdict
-from rlplat.tune.schedulers.registry import FIFO
+from rlplat.tune.schedulers import FIFO, Continue, Exploit, Verdict
+from rlplat.tune.trial import Trial
 from tests.patience import soon
 from tests.tune.running import lines, run, states
 

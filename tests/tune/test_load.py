@@ -12,7 +12,7 @@ import yaml
 
 from rlplat import tune
 from rlplat.errors import ConfigError, RlplatError
-from rlplat.tune.results.lines import read_reports
+from rlplat.tune.lines import read_reports
 from tests.patience import soon
 
 

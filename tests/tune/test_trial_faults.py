@@ -19,9 +19,9 @@ import pytest
 import rlplat
 from rlplat import tune
 from rlplat.errors import CheckpointError, ConfigError
-from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.results.directory import ExperimentDirectory
-from rlplat.tune.storage.study import Study
+from rlplat.tune.directory import ExperimentDirectory
+from rlplat.tune.study import Study
+from rlplat.tune.trial import Trial, TrialState
 from tests.tune.running import lines, run, states
 
 

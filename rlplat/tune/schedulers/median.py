@@ -18,10 +18,9 @@ from pydantic import Field
 
 from rlplat.errors import ConfigError
 from rlplat.section import Count
-from rlplat.tune.core.trial import Trial
-from rlplat.tune.core.verdicts import Continue, Stop, TrialScheduler, Verdict
-from rlplat.tune.schedulers.rungs import at, comparable, is_negated, is_reached, shown
-from rlplat.tune.schedulers.settings import Progress, Unit, checked
+from rlplat.tune.schedulers import Continue, Progress, Stop, TrialScheduler, Unit, Verdict, checked
+from rlplat.tune.schedulers.halving import at, comparable, is_negated, is_reached, shown
+from rlplat.tune.trial import Trial
 
 PERIODS = 100
 """Judgements of a trial where neither `period` nor `unit: step` says how many."""

@@ -29,8 +29,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
-from rlplat.tune.core.trial import Trial
 from rlplat.tune.schedulers.pbt import PBT
+from rlplat.tune.trial import Trial
 
 MAX_OBSERVATIONS = 200
 """The latest ones: older ones have little weight, and the fit costs their third power."""
@@ -201,7 +201,7 @@ class PB2(PBT):
     name: ClassVar[str] = "pb2"
 
     def open(self, seed: int, space: Any) -> None:
-        from rlplat.tune.space.ranges import Range
+        from rlplat.tune.domains import Range
 
         try:
             import scipy.optimize  # noqa: F401  before anything runs, not at the first choice

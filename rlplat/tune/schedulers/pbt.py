@@ -35,13 +35,23 @@ from pydantic import Field
 from rlplat.config import closest
 from rlplat.errors import ConfigError
 from rlplat.section import Share
-from rlplat.tune.core.exploits import reports_before_copy, step_of_copy
-from rlplat.tune.core.trial import Trial, TrialState
-from rlplat.tune.core.verdicts import Continue, Due, Exploit, Pause, Resume, TrialScheduler, Verdict
-from rlplat.tune.schedulers.settings import Progress, Unit, checked
+from rlplat.tune.schedulers import (
+    Continue,
+    Due,
+    Exploit,
+    Pause,
+    Progress,
+    Resume,
+    TrialScheduler,
+    Unit,
+    Verdict,
+    checked,
+)
+from rlplat.tune.trial import Trial, TrialState, reports_before_copy, step_of_copy
 
 if TYPE_CHECKING:
-    from rlplat.tune.space.domains import Domain
+    from rlplat.tune.domains import Domain
+
 
 Explorer = Callable[[Any, np.random.Generator], Any]
 """function(value of the source, rng) -> the new value."""
@@ -258,8 +268,8 @@ def mutations_of(
     scheduler: str, given: Mapping[str, Any] | Sequence[str] | None, space: Any
 ) -> dict[str, _Mutation]:
     """What changes each parameter: a domain, neighbours, or a function. ConfigError: it is none of the space's."""
-    from rlplat.tune.space.domains import Choice, Domain, Options
-    from rlplat.tune.space.space import Space
+    from rlplat.tune.domains import Choice, Domain, Options
+    from rlplat.tune.space import Space
 
     domains: dict[str, Domain] = space.domains
     if given is None:
@@ -319,8 +329,7 @@ def mutated(
 ) -> Any:
     """`value` times one of the factors, within the bounds; a neighbour of it; or, with `resample_probability`, drawn
     anew. own: the parameter's domain in the space, in which what a function returns must be."""
-    from rlplat.tune.space.domains import Options
-    from rlplat.tune.space.ranges import Range
+    from rlplat.tune.domains import Options, Range
 
     if isinstance(mutation, _Neighbours):
         labels = mutation.labels

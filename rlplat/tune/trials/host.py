@@ -18,7 +18,7 @@ import rlplat
 from rlplat.errors import CheckpointError
 from rlplat.given.say import say
 from rlplat.paths import user_path
-from rlplat.tune.trials.program import Program, TrialContext
+from rlplat.tune.trials import Program, TrialContext
 from rlplat.tune.trials.programs import open_program
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlplat.given.say import write
-from rlplat.tune.trials.program import StillRunning, TrialContext
-from rlplat.tune.trials.reported import Metrics, plain_metrics
+from rlplat.tune.trials import Metrics, StillRunning, TrialContext, plain_metrics
 
 
 class TrialStopped(BaseException):

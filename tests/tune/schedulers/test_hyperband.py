@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplat.errors import ConfigError
-from rlplat.tune.core.trial import TrialState
-from rlplat.tune.core.verdicts import Continue, Pause, Resume, Stop
-from rlplat.tune.schedulers.hyperband import HyperBand, bracket_plans
+from rlplat.tune.schedulers import Continue, Pause, Resume, Stop
+from rlplat.tune.schedulers.halving import HyperBand, bracket_plans
+from rlplat.tune.trial import TrialState
 from tests.tune.scheduler_histories import EVENTS, check_comes_to_an_end, check_restored_after_each_event
 from tests.tune.scheduler_play import Play
 

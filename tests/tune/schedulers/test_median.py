@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplat.errors import ConfigError
-from rlplat.tune.core.verdicts import Continue, Stop
+from rlplat.tune.schedulers import Continue, Stop
 from rlplat.tune.schedulers.median import MedianStopping
 from tests.tune.scheduler_histories import EVENTS, check_restored_after_each_event
 from tests.tune.scheduler_play import Play

@@ -11,8 +11,7 @@ from scipy import stats
 from scipy.optimize import check_grad
 
 from rlplat.errors import ConfigError
-from rlplat.tune.core.exploits import schedule_of
-from rlplat.tune.core.trial import Trial, TrialState
+from rlplat.tune.domains import choice, loguniform, uniform
 from rlplat.tune.schedulers.pb2 import (
     JITTER,
     PB2,
@@ -24,9 +23,8 @@ from rlplat.tune.schedulers.pb2 import (
     periods_of,
     upper_bound_choice,
 )
-from rlplat.tune.space.domains import choice
-from rlplat.tune.space.ranges import loguniform, uniform
-from rlplat.tune.space.space import Space
+from rlplat.tune.space import Space
+from rlplat.tune.trial import Trial, TrialState, schedule_of
 from tests.tune.population import Population
 
 

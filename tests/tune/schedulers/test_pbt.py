@@ -10,14 +10,21 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.tune.core.exploits import schedule_of
-from rlplat.tune.core.trial import CheckpointMark, Trial, TrialState
-from rlplat.tune.core.verdicts import Continue, Exploit, Pause, Resume
+from rlplat.tune.domains import (
+    choice,
+    grid,
+    loguniform,
+    normal,
+    qnormal,
+    quniform,
+    randint,
+    sample_from,
+    uniform,
+)
+from rlplat.tune.schedulers import FIFO, Continue, Exploit, Pause, Resume, make_scheduler
 from rlplat.tune.schedulers.pbt import PBT, mutated, mutations_of
-from rlplat.tune.schedulers.registry import FIFO, make_scheduler
-from rlplat.tune.space.domains import choice, grid, sample_from
-from rlplat.tune.space.ranges import loguniform, normal, qnormal, quniform, randint, uniform
-from rlplat.tune.space.space import Space
+from rlplat.tune.space import Space
+from rlplat.tune.trial import CheckpointMark, Trial, TrialState, schedule_of
 from tests.tune.population import Killed, Population
 
 LR = {"lr": loguniform(1e-4, 1.0)}

@@ -3,9 +3,8 @@
 import pytest
 
 from rlplat.errors import ConfigError
-from rlplat.tune.core.verdicts import Continue, Stop
-from rlplat.tune.schedulers import registry
-from rlplat.tune.schedulers.registry import FIFO, make_scheduler
+from rlplat.tune import schedulers as registry
+from rlplat.tune.schedulers import FIFO, Continue, Stop, make_scheduler
 from tests.tune.scheduler_play import Play
 
 

@@ -16,9 +16,8 @@ pytest.importorskip("optuna", reason="needs the extra 'tune'")
 
 import rlplat
 from rlplat.errors import ConfigError
-from rlplat.tune.core.trial import Trial
-from rlplat.tune.core.verdicts import Continue, Exploit, Stop, Verdict
-from rlplat.tune.schedulers.registry import FIFO
+from rlplat.tune.schedulers import FIFO, Continue, Exploit, Stop, Verdict
+from rlplat.tune.trial import Trial
 from rlplat.tune.trials import checkpoints
 from rlplat.tune.trials.checkpoints import copy_checkpoint
 from tests.tune.running import run, states

@@ -22,13 +22,10 @@ import pytest
 
 import rlplat
 from rlplat.errors import CheckpointError, ConfigError
-from rlplat.tune.core.readings import BadReport, values_in
-from rlplat.tune.core.trial import Trial
-from rlplat.tune.trials import programs
-from rlplat.tune.trials.program import StillRunning, TrialContext
-from rlplat.tune.trials.programs import open_program
-from rlplat.tune.trials.reported import plain_metrics
-from rlplat.tune.trials.several_seeds import seeds_of
+from rlplat.tune.experiment import BadReport, values_in
+from rlplat.tune.trial import Trial
+from rlplat.tune.trials import StillRunning, TrialContext, plain_metrics, programs
+from rlplat.tune.trials.programs import open_program, seeds_of
 from rlplat.tune.trials.thread import TrialStopped
 from rlplat.tune.trials.trainables import check_trainable
 
@@ -867,7 +864,7 @@ def test_global_generators_are_seeded(trainable: Any, tmp_path: Path) -> None:
 
 TORCH_INSIDE = """
 from pathlib import Path
-from rlplat.tune.trials.program import TrialContext
+from rlplat.tune.trials import TrialContext
 from rlplat.tune.trials.programs import open_program
 
 def trial(config):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlplat.errors import ConfigError, UsageError
-from rlplat.tune.settings.spec import ExperimentSpec
+from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trials.rl_config import (
     check_configs,
     check_mutations,

@@ -16,7 +16,7 @@ from rlplat import checkpoints, cli, state
 from rlplat.config import load_yaml
 from rlplat.errors import CheckpointError
 from rlplat.metrics import read_records
-from rlplat.tune.trials.program import TrialContext
+from rlplat.tune.trials import TrialContext
 from rlplat.tune.trials.programs import open_program
 from rlplat.tune.trials.trainables import check_trainable
 from tests.patience import soon
@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
 CONTINUE = """
 import json, sys
 from pathlib import Path
-from rlplat.tune.trials.program import TrialContext
+from rlplat.tune.trials import TrialContext
 from rlplat.tune.trials.programs import open_program
 
 directory, checkpoint, config, seed = sys.argv[1:]

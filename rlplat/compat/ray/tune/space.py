@@ -50,7 +50,7 @@ def qrandn(mean: float, sd: float, q: float) -> Any:
 
 
 def is_domain(value: Any) -> bool:
-    return type(value).__module__.startswith("rlplat.tune.space")
+    return type(value).__module__ == "rlplat.tune.domains"
 
 
 def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,0 +1,312 @@
+"""`rlplat tune show`: what came out of an experiment, or has come out so far."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplat.cli.look.cluster_view import print_table
+from rlplat.cli.output import print_json
+from rlplat.cli.parser import Parser, command
+from rlplat.durations import duration_text
+from rlplat.paths import expanded
+
+if TYPE_CHECKING:
+    from rlplat.tune.analysis import Analysis
+    from rlplat.tune.trial import Trial
+
+
+_HELP = """\
+The best config, the best trials, which parameters matter, and pictures of an experiment; it may still be going.
+
+directory@EXPERIMENT  the experiment's directory
+--out DIR  where pictures go (default: EXPERIMENT/pictures)
+--no-pictures  text only
+--html  write a page with everything, report.html, as well
+--json  print one JSON object
+
+examples:
+  rlplat tune show runs/demo                       pictures go to runs/demo/pictures
+  rlplat tune show runs/demo --html                one page with all of it: runs/demo/report.html
+  rlplat tune show runs/demo --no-pictures --json
+
+The same while it runs, in a browser: tensorboard --logdir runs/demo, optuna-dashboard runs/demo/study.journal
+In Python: analysis = rlplat.tune.load("runs/demo"); analysis.dataframe()
+"""
+_NUM_BEST = 10
+
+
+def build_parser() -> Parser:
+    return command("tune show", _HELP, {"EXPERIMENT": expanded, "DIR": expanded})
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    from rlplat.errors import ConfigError, MissingExtra
+    from rlplat.rl.run.run_directory import is_running
+    from rlplat.tune.analysis import load
+
+    if options.html and options.no_pictures:
+        raise ConfigError("--html is a page with the pictures: omit --no-pictures")
+    analysis = load(options.directory)
+    goes_on = is_running(options.directory)
+    pictures, note = {}, ""
+    if not options.no_pictures:
+        try:
+            pictures = _draw(analysis, options.out or options.directory / "pictures")
+        except MissingExtra as missing:  # the table needs nothing
+            if options.html:
+                raise
+            note = f"{missing}"
+    if options.html:
+        pictures_directory = options.out or options.directory
+        page = pictures_directory / "report.html"
+        _write_page(page, analysis, pictures, goes_on)
+        pictures = {**pictures, "report": page}
+    if options.json:
+        print_json(summary(analysis, pictures, goes_on))
+    else:
+        _print(analysis, pictures, goes_on)
+    if note:
+        print(note, file=sys.stderr)
+    return 0
+
+
+def summary(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> dict[str, Any]:
+    """What --json prints."""
+    from rlplat.tune.lines import as_json
+
+    best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
+    return {
+        "experiment": str(analysis.directory),
+        "name": analysis.name,
+        "is_running": goes_on,
+        "metric": list(analysis.metric),
+        "mode": list(analysis.mode),
+        "trials": dict(Counter(str(trial.state) for trial in analysis.trials)),
+        "best": [
+            {
+                "trial": trial.number,
+                "values": as_json(trial.values),
+                "state": str(trial.state),
+                "step": trial.step,
+                "config": as_json(trial.config),
+                "params": as_json(trial.params),
+                "checkpoint": analysis.checkpoint_of(trial),
+            }
+            for trial in best
+        ],
+        "importance": [
+            {"name": one.name, "share": round(one.share, 4), "may_be_chance": one.may_be_chance}
+            for one in analysis.importances
+        ],
+        "pictures": {name: str(path) for name, path in pictures.items()},
+    }
+
+
+def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
+    from rlplat.tune.directory import config_text
+    from rlplat.tune.trial import last_line
+
+    print(headline(analysis, goes_on))
+    best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
+    if not best:
+        print(f"\n{analysis.why_none()}")
+    else:
+        if len(analysis.metric) == 1:
+            print(f"\nbest config (trial {best[0].number}){_best_file(analysis, best[0])}:")
+            print(textwrap.indent(config_text(best[0].config).rstrip(), "  "))
+        title = "the Pareto front" if len(analysis.metric) > 1 else "the best trials"
+        print(f"\n{title}:")
+        header, rows = best_table(analysis, best[: 2 * _NUM_BEST])
+        print_table(header, rows, indent="  ")
+    failed = [trial for trial in analysis.trials if trial.error and str(trial.state) == "failed"]
+    if failed:
+        print(
+            f"\n{len(failed)} failed, the last one (trial {failed[-1].number}): {last_line(failed[-1].error)}"
+        )
+    if unsaved := [trial for trial in analysis.trials if "not_saved" in trial.notes]:
+        print(
+            f"\n{len(unsaved)} could not always be saved, the last one trial {unsaved[-1].number}: "
+            f"{unsaved[-1].notes['not_saved']}"
+        )
+    print(f"\n{importance_text(analysis)}")
+    for name, path in pictures.items():
+        print(f"{name.replace('_', ' ')}: {path}")
+
+
+def _best_file(analysis: Analysis, best: Trial) -> str:
+    """Where else it is, unless a running trial is better than all that have ended."""
+    path = (analysis.directory or Path()) / "best.yaml"
+    is_there = (
+        path.exists()
+        and f": {best.number}," in path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    )
+    return f", also in {path}" if is_there else ""
+
+
+def headline(analysis: Analysis, goes_on: bool) -> str:
+    """`demo: 40 trials (31 complete, 8 stopped, 1 failed), 2m03s of trials' time; still going`."""
+    counts = Counter(str(trial.state) for trial in analysis.trials)
+    shown = ", ".join(f"{count:,} {state}" for state, count in counts.most_common()) or "none yet"
+    seconds = sum(trial.run_s for trial in analysis.trials)
+    state = "; still going" if goes_on else ""
+    trials = f"{len(analysis.trials):,} trials ({shown})"
+    return f"{analysis.name}: {trials}, {duration_text(seconds)} of trials' time{state}"
+
+
+def best_table(analysis: Analysis, trials: list[Trial]) -> tuple[list[str], list[list[Any]]]:
+    """Parameters that are the same in all of these trials are left out where there are more than eight."""
+    from rlplat.tune.roster import short_names
+
+    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    varying = [name for name in names if len({str(trial.params.get(name)) for trial in trials}) > 1]
+    names = names if len(names) <= 8 else varying
+    short = short_names(names)
+    header = ["trial", "state", *analysis.metric, "steps", "seconds", *(short[name] for name in names)]
+    rows = [
+        [
+            trial.number,
+            str(trial.state),
+            *trial.values,
+            trial.step,
+            trial.run_s or "",  # of one that runs it is as old as its last checkpoint
+            *(trial.params.get(name, "") for name in names),
+        ]
+        for trial in trials
+    ]
+    return header, rows
+
+
+def importance_text(analysis: Analysis) -> str:
+    from rlplat.tune.analysis import MIN_TRIALS
+
+    if not analysis.domains:
+        return "importance of the parameters: there are none"
+    if not analysis.importances:
+        ended = sum(trial.state.has_ended for trial in analysis.judged)
+        return f"importance of the parameters: needs {MIN_TRIALS} trials that ended with a value, there are {ended}"
+    parts = [
+        f"{one.name} {one.share:.0%}{' (may be chance)' if one.may_be_chance else ''}"
+        for one in analysis.importances
+    ]
+    return "importance of the parameters: " + ", ".join(parts)
+
+
+def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
+    from rlplat.tune.pictures import draw_all
+
+    paths: dict[str, Path] = {}
+    for name, figure in draw_all(analysis):
+        paths[name] = directory / f"{name}.png"
+        _writing(paths[name], lambda path, figure=figure: figure.savefig(path, bbox_inches="tight"))
+    return paths
+
+
+def _write_page(path: Path, analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
+    from rlplat.tune.directory import config_text
+
+    best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
+    text = page(
+        title=analysis.name,
+        headline=headline(analysis, goes_on),
+        config=config_text(best[0].config) if best and len(analysis.metric) == 1 else "",
+        table=best_table(analysis, best),
+        notes=[importance_text(analysis)] if best else [analysis.why_none()],
+        pictures={name: file.read_bytes() for name, file in pictures.items()},
+    )
+    _writing(path, lambda target: target.write_text(text, encoding="utf-8"))
+
+
+def _writing(path: Path, write: Any) -> None:
+    from rlplat.errors import ConfigError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror or error}; choose another place: --out DIRECTORY"
+        ) from None
+
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+pre { padding: .7rem 1rem; border: 1px solid #8886; border-radius: 6px; overflow-x: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .8rem .15rem 0; text-align: left; white-space: nowrap; }
+th { border-bottom: 1px solid #8886; }
+td.number, th.number { text-align: right; }
+img { max-width: 100%; height: auto; background: white; border-radius: 6px; }
+"""
+
+_HEADINGS = {
+    "learning_curves": "Learning curves",
+    "pareto_front": "Pareto front",
+    "importance": "Which parameters matter",
+    "slices": "The metric against each parameter",
+    "parallel_coordinates": "Parallel coordinates",
+    "schedules": "Schedules",
+}
+
+
+def page(
+    *,
+    title: str,
+    headline: str,
+    config: str,
+    table: tuple[Sequence[str], Sequence[Sequence[Any]]],
+    notes: Sequence[str],
+    pictures: Mapping[str, bytes],
+) -> str:
+    """config: YAML of the best one, empty where there is none; table: header and rows; pictures: PNG by name."""
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(headline)}</p>"]
+    if config:
+        parts += ["<h2>Best config</h2>", f"<pre>{escape(config)}</pre>"]
+    header, rows = table
+    if rows:
+        parts += ["<h2>Best trials</h2>", _table(header, rows)]
+    parts += [f"<p>{escape(note)}</p>" for note in notes]
+    for name, data in pictures.items():
+        heading = _HEADINGS.get(name, name.replace("_", " "))
+        source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        parts += [f"<h2>{escape(heading)}</h2>", f'<img src="{source}" alt="{escape(heading)}">']
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    from rlplat.tune.roster import value_text
+
+    numeric = [
+        all(isinstance(row[column], int | float) and not isinstance(row[column], bool) for row in rows)
+        for column in range(len(header))
+    ]
+    lines = [
+        "<tr>"
+        + "".join(_cell("th", name, right) for name, right in zip(header, numeric, strict=True))
+        + "</tr>"
+    ]
+    for row in rows:
+        cells = (_cell("td", value_text(value), right) for value, right in zip(row, numeric, strict=True))
+        lines.append("<tr>" + "".join(cells) + "</tr>")
+    return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
+
+
+def _cell(tag: str, text: str, is_number: bool) -> str:
+    look = ' class="number"' if is_number else ""
+    return f"<{tag}{look}>{escape(text)}</{tag}>"

@@ -1,1 +1,0 @@
-"""`rlplat tune`, `rlplat tune show`, and the page of an experiment."""

@@ -1,1 +1,0 @@
-"""The judgement of an experiment: which trial runs when, from where, and what becomes of it. Pure."""

@@ -1,1 +1,0 @@
-"""What came out of an experiment: its directory, files for people and tools, analysis."""

@@ -1,1 +1,0 @@
-"""Searchers: what the next trial tries."""

@@ -1,1 +1,0 @@
-"""The settings of an experiment: from arguments or a file, checked, kept, compared."""

@@ -1,1 +1,0 @@
-"""The search space: domains, and configs in which some values are domains."""

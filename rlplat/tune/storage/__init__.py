@@ -1,1 +1,0 @@
-"""Where a study is kept: a journal of one writer, or a database."""

@@ -1,1 +1,0 @@
-"""What is to be seen of an experiment: live tables and pictures."""
