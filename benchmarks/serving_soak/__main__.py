@@ -162,7 +162,7 @@ class Soak:
     def leave_in_the_middle(self) -> None:
         address = ("127.0.0.1", int(self.running.url.rpartition(":")[2]))
         body = json.dumps(PLAIN).encode()
-        request = b"POST /v1/act HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        request = b"POST /v1/act HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         for n in range(50):
             with socket.create_connection(address) as connection:
                 connection.sendall(request[: 20 + 4 * n])

@@ -235,7 +235,7 @@ def obey(gate: Gate, threads: list[threading.Thread], counts: list[Counter[str]]
 async def overload(url: str) -> dict[str, float]:
     """Open loop: requests leave on time, whatever has been answered. Seconds are from leaving to the last byte."""
     host, _, port = url.removeprefix("http://").partition(":")
-    head = f"GET / HTTP/1.1\r\nHost: x\r\nX-Request-Timeout: {DEADLINE_S}\r\n\r\n".encode()
+    head = f"GET / HTTP/1.1\r\nHost: localhost\r\nX-Request-Timeout: {DEADLINE_S}\r\n\r\n".encode()
     free: list[Any] = []
     seconds: dict[int, list[float]] = {}
 

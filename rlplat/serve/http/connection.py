@@ -1,6 +1,6 @@
 """uvicorn's protocols with fewer system calls for each request, and with bounds.
 
-    scope[WRITER].as_one()                         # a context manager: what is written within leaves when it ends
+    with scope[WRITER]: ...                        # what is written within leaves when it ends
 
 HTTP: uvicorn writes an answer's head and body one after the other: two system calls and, without Nagle's algorithm, two
 packets. WebSocket: it stops reading at each message until that was received: two calls of epoll for each step.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from types import TracebackType
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -48,7 +47,7 @@ class State(ServerState):
 
 
 class Writer:
-    """A transport whose writes can be held back."""
+    """A transport: what is written to it within `with` leaves at its end, as one."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -58,31 +57,19 @@ class Writer:
         return getattr(self.transport, name)
 
     def write(self, data: bytes) -> None:
-        if self._held is None:
-            self.transport.write(data)
-        else:
-            self._held.append(data)
+        (self.transport.write if self._held is None else self._held.append)(data)
 
     def close(self) -> None:
-        self._flush()
+        self.__exit__()
         self.transport.close()
-
-    def as_one(self) -> Writer:
-        return self
 
     def __enter__(self) -> None:
         self._held = []
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._flush()
-        self._held = None
-
-    def _flush(self) -> None:
-        if self._held:
-            self.transport.write(b"".join(self._held))
-            self._held.clear()
+    def __exit__(self, *_: object) -> None:
+        held, self._held = self._held, None
+        if held:
+            self.transport.write(b"".join(held))
 
 
 class _CutsOff:

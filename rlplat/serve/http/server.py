@@ -84,16 +84,16 @@ class HttpServer:
                 "an ASGI application"
             )
         self._state = State(Held(options.max_held_bytes))
-        self._socket: socket.socket | None = None
-        """At which it accepts; of a canary the end of the queue at which connections come out."""
+        self._shared: socket.socket | None = None
+        """At which it accepts; None of a canary, which takes what comes out of the queue."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max_connections = min(options.max_connections, max(1, files - OTHER_FILES))
         self._share = Share()
-        self._queue: tuple[socket.socket, socket.socket] | None = None
-        """To the canary: where connections go in, where they come out; None of a canary itself."""
+        self._queue: tuple[socket.socket, ...] = ()
+        """To the canary: where connections go in, where they come out."""
+        self._accepting: dict[socket.socket, asyncio.Task[None]] = {}
         self._lifespan: Any = None
         self._is_draining = False
-        self._deferred: asyncio.TimerHandle | None = None
 
     async def start(self, door: str, *, is_canary: bool = False) -> None:
         config = Config(
@@ -120,26 +120,22 @@ class HttpServer:
             Connection, config=config, server_state=self._state, app_state=self._lifespan.state
         )
         self._loop = asyncio.get_running_loop()
-        listening, give, take = fetch_sockets(door)
+        shared, *queue = fetch_sockets(door)
+        self._queue = tuple(queue)
+        self._set_accepting(queue[1], True)
         if is_canary:
-            listening.close()
-            give.close()
-            self._socket = take
+            shared.close()
         else:
-            self._socket, self._queue = listening, (give, take)
-            self._loop.add_reader(take, self._accept_from, take)
-        self._listen()
+            self._shared = shared
+            self._set_accepting(shared, True)
 
     def set_canary_share(self, share: float) -> None:
         """Of the connections that arrive from now on."""
-        if self._queue is None or share == self._share.share:
+        if self._shared is None or share == self._share.share:
             return
-        self._share = Share(share)
-        _, take = self._queue
-        if share:
-            self._loop.remove_reader(take)
-        else:  # what a canary left behind
-            self._loop.add_reader(take, self._accept_from, take)
+        was, self._share = self._share.share, Share(share)
+        if not (was and share):  # without a canary: what it left behind
+            self._set_accepting(self._queue[1], not share)
 
     def stats(self) -> dict[str, float]:
         return {"connections": len(self._state.connections)}
@@ -147,18 +143,12 @@ class HttpServer:
     def stop_accepting(self) -> None:
         """From here on every answer closes its connection, so that callers go elsewhere."""
         self._is_draining = True
-        if self._socket is None:
-            return
-        if self._deferred is not None:
-            self._deferred.cancel()
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
-        self._socket = None
-        if self._queue is not None:
-            self._loop.remove_reader(self._queue[1])
-            for each in self._queue:
+        for source in list(self._accepting):
+            self._set_accepting(source, False)
+        for each in (self._shared, *self._queue):
+            if each is not None:
                 each.close()
-            self._queue = None
+        self._shared, self._queue = None, ()
 
     async def stop(self, timeout_s: float) -> None:
         self.stop_accepting()
@@ -177,56 +167,51 @@ class HttpServer:
 
     # ---------------------------------------------------------------- accepting
 
-    def _listen(self) -> None:
-        self._deferred = None
-        if self._socket is not None:
-            self._loop.add_reader(self._socket, self._arrived)
+    async def _accept_from(self, source: socket.socket) -> None:
+        """As long as it accepts; source: the shared socket, or the end of the queue at which connections come out."""
+        while True:
+            await self._readable(source)
+            num_connections = len(self._state.connections)
+            if num_connections >= self._max_connections:
+                await asyncio.sleep(_FULL_S)
+                continue
+            if num_connections:
+                await asyncio.sleep(min(num_connections * _DEFERRAL_S, _MAX_DEFERRAL_S))
+            try:
+                if source is self._shared:
+                    connection, _ = source.accept()
+                    if self._share.next_is_canarys() and pass_on(connection, self._queue[0]):
+                        continue
+                else:
+                    connection = take_over(source)
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                continue  # another replica was first
+            except OSError as error:  # too many open files
+                say(f"warning: a connection was not accepted: {error}")
+                await asyncio.sleep(_FULL_S)
+                continue
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = self._loop.create_task(self._connect(connection))
+            self._state.tasks.add(task)
+            task.add_done_callback(self._state.tasks.discard)
 
-    def _arrived(self) -> None:
-        assert self._socket is not None
-        if len(self._state.connections) >= self._max_connections:
-            self._loop.remove_reader(self._socket)
-            self._deferred = self._loop.call_later(_FULL_S, self._listen)
-            return
-        delay = min(len(self._state.connections) * _DEFERRAL_S, _MAX_DEFERRAL_S)
-        if not delay:
-            self._accept()
-            return
-        self._loop.remove_reader(self._socket)
-        self._deferred = self._loop.call_later(delay, self._accept_and_listen)
+    def _readable(self, source: socket.socket) -> asyncio.Future[None]:
+        found: asyncio.Future[None] = self._loop.create_future()
 
-    def _accept_and_listen(self) -> None:
-        self._deferred = None
-        pause = self._accept()
-        if pause:
-            self._deferred = self._loop.call_later(pause, self._listen)
-        else:
-            self._listen()
+        def arrived() -> None:
+            self._loop.remove_reader(source)
+            found.set_result(None)
 
-    def _accept(self) -> float:
-        assert self._socket is not None
-        return self._accept_from(self._socket)
+        self._loop.add_reader(source, arrived)
+        return found
 
-    def _accept_from(self, source: socket.socket) -> float:
-        """One connection; seconds to wait where there is no room for it."""
-        try:
-            if source is not self._socket or self._queue is None:
-                connection = take_over(source)
-            else:
-                connection, _ = source.accept()
-                if self._share.next_is_canarys() and pass_on(connection, self._queue[0]):
-                    return 0.0
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return 0.0  # another replica was first
-        except OSError as error:  # too many open files
-            say(f"warning: a connection was not accepted: {error}")
-            return _FULL_S
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        task = self._loop.create_task(self._connect(connection))
-        self._state.tasks.add(task)
-        task.add_done_callback(self._state.tasks.discard)
-        return 0.0
+    def _set_accepting(self, source: socket.socket, is_on: bool) -> None:
+        if is_on:
+            self._accepting[source] = self._loop.create_task(self._accept_from(source))
+        elif source in self._accepting:
+            self._accepting.pop(source).cancel()
+            self._loop.remove_reader(source)
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
@@ -306,7 +291,7 @@ class HttpServer:
                 if not has_length and (body.is_whole or not _has_body(scope)):
                     await send_head()
             else:
-                with writer.as_one():
+                with writer:
                     await send_head()
                     await send(message)
 
