@@ -11,57 +11,57 @@ from rlplat.serve.policies.inference_protocol import described
 
 def openapi(server: ServedPolicy) -> dict[str, Any]:
     agent = server.agent
-    spaces = agent.spaces
-    obs, action = schema_of(spaces.observation_space), schema_of(spaces.action_space)
+    spaces, size = agent.spaces, agent.state_size
+    action = _one_or_many(spaces.action_space)
     properties: dict[str, Any] = {
-        "obs": {
-            "oneOf": [obs, schema_of(spaces.observation_space, True)],
-            "description": "one observation, or many",
-        },
-        "greedy": {
-            "type": "boolean",
-            "default": True,
-            "description": "the most likely action; false draws one",
-        },
-        "outputs": {"type": "array", "items": {"enum": ["log_prob", "value", "state"]}},
-        "session": {"type": ["string", "null"], "description": "from POST /v1/sessions"},
-        "seq": {
-            "type": ["integer", "null"],
-            "minimum": 1,
-            "description": "number of this step in the session",
-        },
-        "reset": {"type": "boolean", "default": False, "description": "this observation begins an episode"},
+        "obs": {**_one_or_many(spaces.observation_space), "description": "one observation, or many"},
+        "greedy": _of("boolean", "the most likely action; false draws one", default=True),
+        "outputs": _of("array", items={"enum": ["log_prob", "value", "state"]}),
+        "session": _of(["string", "null"], "from POST /v1/sessions"),
+        "seq": _of(["integer", "null"], "number of this step in the session", minimum=1),
+        "reset": _of("boolean", "this observation begins an episode", default=False),
     }
-    if agent.state_size:
-        state = {
-            "type": "array",
-            "items": {"type": "number"},
-            "minItems": agent.state_size,
-            "maxItems": agent.state_size,
-        }
-        properties["state"] = {"oneOf": [{"const": "initial"}, state, {"type": "array", "items": state}]}
+    if size:
+        state = _of("array", items=_of("number"), minItems=size, maxItems=size)
+        properties["state"] = {"oneOf": [{"const": "initial"}, state, _of("array", items=state)]}
     if spaces.has_mask:
         size = spaces.spec.action.mask_size
-        mask = {"type": "array", "items": {"type": "boolean"}, "minItems": size, "maxItems": size}
-        properties["mask"] = {"oneOf": [mask, {"type": "array", "items": mask}]}
-    request = {"type": "object", "required": ["obs"], "additionalProperties": False, "properties": properties}
-    many = schema_of(spaces.action_space, True)
-    answer = {
-        "type": "object",
-        "required": ["action", "env_steps"],
-        "properties": {
-            "action": {"oneOf": [action, many]},
-            "log_prob": {"type": ["number", "array"]},
-            "value": {"type": ["number", "array"]},
-            "seq": {"type": "integer"},
-            "env_steps": {"type": "integer", "description": "for how many the weights were trained"},
-        },
+        mask = _of("array", items=_of("boolean"), minItems=size, maxItems=size)
+        properties["mask"] = {"oneOf": [mask, _of("array", items=mask)]}
+    answered = {
+        "action": action,
+        "log_prob": _of(["number", "array"]),
+        "value": _of(["number", "array"]),
+        "seq": _of("integer"),
+        "env_steps": _of("integer", "for how many the weights were trained"),
     }
-    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    raw = {} if server.raw is None or server.raw.problem else binary
+    request = _of("object", required=["obs"], additionalProperties=False, properties=properties)
+    answer = _of("object", required=["action", "env_steps"], properties=answered)
+    has_raw = server.raw is not None and not server.raw.problem
+    raw = {"application/octet-stream": {"schema": _of("string", format="binary")}} if has_raw else {}
     error = {"description": "why not", "content": _json({"$ref": "#/components/schemas/Error"})}
     refusals = dict.fromkeys(("400", "409", "410", "413", "415", "422", "503", "504"), error)
+    act = {
+        "summary": "the action for one observation, or those for many",
+        "requestBody": {"required": True, "content": {**_json(request), **raw}},
+        "responses": {
+            "200": {"description": "the action", "content": {**_json(answer), **raw}},
+            **refusals,
+        },
+    }
+    end = {
+        "summary": "end it",
+        "parameters": [{"name": "session", "in": "path", "required": True, "schema": _of("string")}],
+        "responses": {"204": {"description": "it is ended"}, "410": error},
+    }
+    looks = {
+        "/v1/policy": "what is served",
+        "/health/live": "the process answers",
+        "/health/ready": "a forward pass succeeds",
+        "/metrics": "for Prometheus",
+    }
     paths, schemas = described(server.model, refusals)
+    said = _of("object", properties={"code": _of("string"), "message": _of("string")})
     return {
         "openapi": "3.1.0",
         "info": {
@@ -70,54 +70,26 @@ def openapi(server: ServedPolicy) -> dict[str, Any]:
             "description": f"{agent.checkpoint.info.algorithm}, {agent.checkpoint.info.env}: {spaces.spec}",
         },
         "paths": {
-            "/v1/act": {
-                "post": {
-                    "summary": "the action for one observation, or those for many",
-                    "requestBody": {"required": True, "content": {**_json(request), **raw}},
-                    "responses": {
-                        "200": {"description": "the action", "content": {**_json(answer), **raw}},
-                        **refusals,
-                    },
-                }
-            },
-            "/v1/sessions": {
-                "post": {"summary": "open a session", "responses": {"201": {"description": "its id"}}}
-            },
-            "/v1/sessions/{session}": {
-                "delete": {
-                    "summary": "end it",
-                    "parameters": [
-                        {"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}
-                    ],
-                    "responses": {"204": {"description": "it is ended"}, "410": error},
-                }
-            },
-            **{
-                path: {"get": {"summary": summary, "responses": {"200": {"description": "it is"}}}}
-                for path, summary in (
-                    ("/v1/policy", "what is served"),
-                    ("/health/live", "the process answers"),
-                    ("/health/ready", "a forward pass succeeds"),
-                    ("/metrics", "for Prometheus"),
-                )
-            },
+            "/v1/act": {"post": act},
+            "/v1/sessions": {"post": _asked("open a session", "201", "its id")},
+            "/v1/sessions/{session}": {"delete": end},
+            **{path: {"get": _asked(summary, "200", "it is")} for path, summary in looks.items()},
             **paths,
         },
-        "components": {
-            "schemas": {
-                **schemas,
-                "Error": {
-                    "type": "object",
-                    "properties": {
-                        "error": {
-                            "type": "object",
-                            "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
-                        }
-                    },
-                },
-            }
-        },
+        "components": {"schemas": {**schemas, "Error": _of("object", properties={"error": said})}},
     }
+
+
+def _of(kind: str | list[str], description: str = "", **more: Any) -> dict[str, Any]:
+    return {"type": kind, **more, **({"description": description} if description else {})}
+
+
+def _asked(summary: str, status: str, answer: str) -> dict[str, Any]:
+    return {"summary": summary, "responses": {status: {"description": answer}}}
+
+
+def _one_or_many(space: Any) -> dict[str, Any]:
+    return {"oneOf": [schema_of(space), schema_of(space, True)]}
 
 
 def schema_of(space: Any, is_batch: bool = False) -> dict[str, Any]:
