@@ -61,12 +61,8 @@ class ExportedPolicy(ExportedModel):
         the same results. BadObservation (also a ValueError) for what does not fit."""
         feeds, is_batch = self.read(obs, mask)
         num_rows = len(next(iter(feeds.values())))
-        if self.contract.noise_size:
-            feeds[NOISE] = self._noise(num_rows, greedy, rng)
-        if self.state_size:
-            feeds[STARTS] = np.zeros(num_rows, np.bool_)
-            feeds[STATE_IN] = self._state_in(state, num_rows, is_batch)
-        outputs = self.run(feeds)
+        state_in = self._state_in(state, num_rows, is_batch) if self.state_size else None
+        outputs = self.outputs(feeds, num_rows, greedy, state_in, rng)
         actions = self.actions(outputs, is_batch, greedy=greedy)
         following = outputs.get(STATE_OUT, np.zeros((num_rows, 0), np.float32))
         if state is not None:
@@ -96,15 +92,28 @@ class ExportedPolicy(ExportedModel):
         leaves = [array if is_batch else array[0] for array in arrays]
         return nested([(leaf.keys, array) for leaf, array in zip(self.contract.action, leaves, strict=True)])
 
-    def _noise(self, num_rows: int, greedy: bool, rng: int | np.random.Generator | None) -> np.ndarray:
-        shape = (num_rows, self.contract.noise_size)
-        if greedy:
-            return np.zeros(shape, np.float32)
-        if rng is None:
-            generator = self._rng
-        else:
-            generator = rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng)
-        return generator.standard_normal(shape, dtype=np.float32)
+    def outputs(
+        self,
+        feeds: dict[str, np.ndarray],
+        num_rows: int,
+        greedy: bool,
+        state: np.ndarray | None,
+        rng: Any = None,
+    ) -> dict[str, np.ndarray]:
+        """Of the inputs that `read` gives. state: float32[N, S], None where episodes begin; rng: as of `act`."""
+        if self.contract.noise_size:
+            shape = (num_rows, self.contract.noise_size)
+            if greedy:
+                feeds[NOISE] = np.zeros(shape, np.float32)
+            else:
+                generator = (
+                    self._rng if rng is None else np.random.default_rng(rng)
+                )  # one that is given stays
+                feeds[NOISE] = generator.standard_normal(shape, dtype=np.float32)
+        if self.state_size:
+            feeds[STATE_IN] = self.initial_state(num_rows) if state is None else state
+            feeds[STARTS] = np.zeros(num_rows, np.bool_)
+        return self.run(feeds)
 
     def _state_in(self, state: Any, num_rows: int, is_batch: bool) -> np.ndarray:
         if state is not None:

@@ -12,7 +12,7 @@ unless it is told to (`max_wait_ms`).
     async def predict(self, inputs: list) -> list: ...
 
 Rows are counted, not requests: what has more than `max_size` is cut and its results are joined. Each caller gets the
-rows that it asked for. When a batch raises it is run again by halves, so that only the item with which it raises fails.
+rows that it asked for.
 """
 
 from __future__ import annotations
@@ -141,6 +141,8 @@ class Batcher:
         self._max_rows, self._max_waiting_rows = max_rows, max_waiting_rows
         self._max_wait_s, self._retries_singly = max_wait_s, retries_singly
         self._queue: deque[Waiting] = deque()
+        self._alone: deque[Piece] = deque()
+        """Of a batch that raised: each is a batch of its own."""
         self.is_running = False
         """A batch runs, or the next one is waited for."""
         self._timer: asyncio.TimerHandle | None = None
@@ -190,22 +192,23 @@ class Batcher:
 
     def _next(self) -> None:
         self._timer = None
-        if self._max_wait_s and self._queue:
-            loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if self._max_wait_s and not self._alone:
             wait_s = seconds_to_wait(self._queue, self._max_rows, self._max_wait_s, loop.time())
             if wait_s > 0:
                 self._timer = loop.call_later(wait_s, self._next)
                 return
-        self._run_batch(asyncio.get_running_loop())
+        self._run_batch(loop)
 
     def _run_batch(self, loop: asyncio.AbstractEventLoop) -> None:
-        pieces = take_batch(self._queue, self._max_rows)
+        is_again = bool(self._alone)
+        pieces = [self._alone.popleft()] if is_again else take_batch(self._queue, self._max_rows)
         if not pieces:
             self._was_alone, self._num_since_idle = self._num_since_idle == 1, 0
             self.is_running = False
             return
         self.num_batches += 1
-        self.num_rows += sum(piece.stop - piece.start for piece in pieces)
+        self.num_rows += 0 if is_again else sum(piece.stop - piece.start for piece in pieces)
         if self._is_slow():
             task = loop.create_task(self._run_elsewhere(pieces))
             self._tasks.add(task)
@@ -216,45 +219,38 @@ class Batcher:
 
     async def _run_elsewhere(self, pieces: list[Piece]) -> None:
         no_model_request()
+        results: Sequence[Any] | Exception
         try:
             if self._is_async:
-                results = await self._tried_async(pieces)
+                results = _as_many(await self._run(pieces), pieces)  # type: ignore[misc]
             else:
                 loop = asyncio.get_running_loop()
                 results = await loop.run_in_executor(self._executor, self._timed, pieces)
-        except Exception as error:  # the executor was shut down
-            results = [error] * len(pieces)
+        except Exception as error:
+            results = error
         except BaseException as ending:
             self._settle(pieces, [RuntimeError(f"the batch was ended by {ending!r}")] * len(pieces))
             raise
         self._settle(pieces, results)
         self._next()
 
-    def _timed(self, pieces: list[Piece]) -> Sequence[Any]:
+    def _timed(self, pieces: list[Piece]) -> Sequence[Any] | Exception:
         begin = time.perf_counter()
-        results = self._tried(pieces)
-        took = time.perf_counter() - begin
-        # Follows the median: a batch during which the process had no CPU says nothing of the function.
-        self._usual_s = self._usual_s * (1.1 if took > self._usual_s else 0.9) if self._usual_s else took
-        return results
-
-    def _tried(self, pieces: list[Piece]) -> Sequence[Any]:
         try:
             return _as_many(self._run(pieces), pieces)
         except Exception as error:
-            if len(pieces) == 1 or not self._retries_singly:
-                return [error] * len(pieces)
-            return [result for piece in pieces for result in self._tried([piece])]
+            return error
+        finally:
+            took = time.perf_counter() - begin
+            # Follows the median: a batch during which the process had no CPU says nothing of the function.
+            self._usual_s = self._usual_s * (1.1 if took > self._usual_s else 0.9) if self._usual_s else took
 
-    async def _tried_async(self, pieces: list[Piece]) -> Sequence[Any]:
-        try:
-            return _as_many(await self._run(pieces), pieces)  # type: ignore[misc]
-        except Exception as error:
-            if len(pieces) == 1 or not self._retries_singly:
-                return [error] * len(pieces)
-            return [result for piece in pieces for result in await self._tried_async([piece])]
-
-    def _settle(self, pieces: list[Piece], results: Sequence[Any]) -> None:
+    def _settle(self, pieces: list[Piece], results: Sequence[Any] | Exception) -> None:
+        if isinstance(results, Exception):
+            if len(pieces) > 1 and self._retries_singly:
+                self._alone.extend(pieces)
+                return
+            results = [results] * len(pieces)
         for piece, result in zip(pieces, results, strict=True):
             waiting = piece.waiting
             if waiting.future.done():

@@ -51,9 +51,6 @@ def application(served: Any, executor: Executor) -> Any:
             raise RuntimeError(f"it raised SystemExit({error})") from error
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
         if scope["type"] == "websocket":
             await receive()
             await send(
@@ -174,11 +171,3 @@ async def _end(answer: Any, executor: Executor) -> None:
             executor.submit(in_context(answer.close))
     elif hasattr(answer, "aclose"):
         await answer.aclose()
-
-
-async def _lifespan(receive: Any, send: Any) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

@@ -69,6 +69,7 @@ class HttpServer:
         """served: an object with `asgi()`, which returns an ASGI application, or one that is called with each request;
         executor: for calls that are no coroutines; scrape: the text of `/metrics`."""
         self._metrics, self._scrape = metrics, scrape
+        self._has_lifespan = hasattr(served, "asgi") and getattr(served, "has_lifespan", True)
         self._gate, self._options = gate, options
         self._token = token.encode()
         if hasattr(served, "asgi"):
@@ -101,7 +102,7 @@ class HttpServer:
             interface="asgi3",
             http=Connection,
             ws=WebSocketConnection,
-            lifespan="auto",
+            lifespan="auto" if self._has_lifespan else "off",
             log_config=None,
             access_log=False,
             proxy_headers=False,

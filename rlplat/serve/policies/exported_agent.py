@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.acting import MASK, Keys, Leaf
-from rlplat.export.contract import NOISE, STARTS, STATE_IN, STATE_OUT, Contract, nested
+from rlplat.export.contract import STATE_OUT, Contract, nested
 from rlplat.export.exported_policy import ExportedPolicy
 from rlplat.rl.envs.external.spaces_file import make_space
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput
@@ -60,7 +60,6 @@ class ExportedAgent:
         spec = SpaceSpec.from_description(json.loads(told["rlplat.spaces"]))
         self.spaces = ExportedSpaces(self._policy.contract, spec)
         self.warnings: list[str] = []
-        self._rng = np.random.default_rng()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExportedAgent, (self.checkpoint.path, self._policy.data)
@@ -77,17 +76,8 @@ class ExportedAgent:
     ) -> tuple[PolicyOutput, Array]:
         """As `rl.run.trained_agent.Agent.act_on_rows`; but actions are as the environment takes them, and several
         arrays of them (of a Dict or Tuple) are the fields of one."""
-        contract = self._policy.contract
-        num_rows = obs_rows(rows)
-        feeds = self.spaces.feeds(rows)
-        if contract.noise_size:
-            shape = (num_rows, contract.noise_size)
-            noise = np.zeros(shape) if greedy else self._rng.standard_normal(shape)
-            feeds[NOISE] = noise.astype(np.float32)
-        if contract.state_size:
-            feeds[STATE_IN] = self.initial_state(num_rows) if state is None else state
-            feeds[STARTS] = np.zeros(num_rows, np.bool_)
-        outputs = self._policy.run(feeds)
+        contract, num_rows = self._policy.contract, obs_rows(rows)
+        outputs = self._policy.outputs(self.spaces.feeds(rows), num_rows, greedy, state)
         prefix = "greedy_action" if greedy else "action"
         arrays = [outputs[leaf.name(prefix)] for leaf in contract.action]
         none = np.zeros(num_rows, np.float32)
@@ -147,16 +137,14 @@ def _joined(arrays: list[Array]) -> Array:
 
 def _obs_form(leaf: Leaf) -> dict[str, Any]:
     """The leaf as in a file of spaces (rl/envs/external/spaces_file.py)."""
-    if leaf.kind == "image" and leaf.dtype == "uint8":
-        return {"box": {"low": 0, "high": 255, "shape": leaf.shape, "dtype": leaf.dtype}}
-    if leaf.kind in ("vector", "image"):
-        low, high = -np.inf, np.inf
-        if np.dtype(leaf.dtype).kind in "iu":
-            low, high = np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max
-        if leaf.dtype == "bool":
-            low, high = 0, 1
-        return {"box": {"low": low, "high": high, "shape": leaf.shape, "dtype": leaf.dtype}}
-    return _choice_form(leaf)
+    if leaf.kind not in ("vector", "image"):
+        return _choice_form(leaf)
+    dtype, low, high = np.dtype(leaf.dtype), -np.inf, np.inf
+    if dtype.kind in "iu":
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    elif dtype.kind == "b":
+        low, high = 0, 1
+    return {"box": {"low": low, "high": high, "shape": leaf.shape, "dtype": leaf.dtype}}
 
 
 def _action_form(leaf: Leaf, spec: ActionSpec) -> dict[str, Any]:

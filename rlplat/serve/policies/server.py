@@ -23,19 +23,14 @@ BINARY = b"application/octet-stream"
 
 
 class PolicyServer(ServedPolicy):
+    has_lifespan = False
+
     def asgi(self) -> Any:
         self.protocol = InferenceProtocol(self)
         return self._app
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        kind = scope["type"]
-        if kind == "lifespan":
-            while True:
-                message = await receive()
-                await send({"type": f"{message['type']}.complete"})
-                if message["type"] == "lifespan.shutdown":
-                    return
-        if kind == "websocket":
+        if scope["type"] == "websocket":
             await serve_web_socket(self, scope, receive, send)
             return
         status, content_type, body = await self._answer(scope, receive)
