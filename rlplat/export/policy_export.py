@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from rlplat.export.model_file import CONTRACT
 from rlplat.export.policy_module import PolicyModule, choice_outputs, run_module
 from rlplat.export.verification import verify
 from rlplat.paths import user_path
+from rlplat.rl.envs.gym_spaces import walk
 from rlplat.rl.run.agent_spaces import AgentSpaces
 from rlplat.rl.run.trained_agent import Agent, load
 from rlplat.rl.spaces import ActionSpec, action_leaves
@@ -79,7 +79,7 @@ def contract_of(spaces: AgentSpaces, state_size: int, outputs: tuple[str, ...], 
     action_specs = action_leaves(spaces.spec.action)
     action = [
         _action_leaf(keys, space, spec)
-        for (keys, space), spec in zip(_walk(spaces.action_space), action_specs, strict=True)
+        for (keys, space), spec in zip(walk(spaces.action_space), action_specs, strict=True)
     ]
     return Contract(
         obs=spaces.leaves,
@@ -101,16 +101,6 @@ def _action_leaf(keys: Keys, space: Any, spec: ActionSpec) -> Leaf:
     if spec.kind == "multi_discrete":
         start = tuple(map(int, np.broadcast_to(space.start, space.shape).ravel()))
     return Leaf(path, _checked(keys), spec.kind, shape, dtype, spec.nvec, start)
-
-
-def _walk(space: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """(keys, space) of every part of an action, in the order of their columns."""
-    parts = getattr(space, "spaces", None)
-    if parts is None:
-        yield keys, space
-        return
-    for key, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
-        yield from _walk(part, (*keys, key))
 
 
 def _checked(keys: tuple[Any, ...]) -> Keys:

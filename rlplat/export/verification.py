@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
 
-from rlplat.acting import MASK, Keys
+from rlplat.acting import MASK
 from rlplat.errors import UsageError
 from rlplat.export.contract import NOISE, STARTS, STATE_IN, STATE_OUT, nested
 from rlplat.export.examples import ExampleRows, Feeds
@@ -65,7 +67,7 @@ def _compare_to_agent(file: ExportedPolicy, feeds: Feeds, agent: Agent) -> None:
     close = _close_calls(outputs, agent)
     actions = agent.spaces.actions(expected.actions, is_batch)
     for leaf in contract.action:
-        wanted = np.asarray(_at(actions, leaf.keys))
+        wanted = np.asarray(reduce(getitem, leaf.keys, actions))
         for name in (leaf.name("greedy_action"), leaf.name("action")):
             got = outputs[name]
             if got.dtype != wanted.dtype or (found := difference(wanted[~close], got[~close])) > TOLERANCE:
@@ -101,12 +103,6 @@ def _is_close(choices: np.ndarray) -> np.ndarray:
     """float32[N, n]: whether two of them are; also illegal ones, which costs a row and no more."""
     ordered = np.sort(choices, axis=1)
     return (np.diff(ordered, axis=1)[:, -1:] < MARGIN * np.maximum(1.0, np.abs(ordered[:, -1:]))).any(axis=1)
-
-
-def _at(actions: Any, keys: Keys) -> Any:
-    for key in keys:
-        actions = actions[key]
-    return actions
 
 
 def _mismatch(name: str, found: float, agent: Agent) -> UsageError:

@@ -66,7 +66,7 @@ class ObsPart:
 
 def obs_parts(space: Any) -> list[ObsPart]:
     """The leaves of a supported space in their order, an action mask last; one with the path "" where it is no tree."""
-    parts = [_obs_part(keys, leaf) for keys, leaf in _walk(space)]
+    parts = [_obs_part(keys, leaf) for keys, leaf in walk(space)]
     return sorted(parts, key=lambda part: part.spec.kind == "mask")
 
 
@@ -82,7 +82,7 @@ def nested(space: Any, leaves: Mapping[str, Any], keys: tuple[Any, ...] = ()) ->
 
 def by_path(space: Any, value: Any) -> dict[str, Array]:
     """The other way round."""
-    return {_path(keys): np.asarray(reduce(getitem, keys, value)) for keys, _ in _walk(space)}
+    return {_path(keys): np.asarray(reduce(getitem, keys, value)) for keys, _ in walk(space)}
 
 
 def flat_space(obs: ObsSpec | dict[str, ObsSpec], observation_space: Any) -> Any:
@@ -117,7 +117,7 @@ def unsupported_observation(space: Any) -> str:
 
     if not isinstance(space, spaces.Space):
         return f"observation_space is {space!r}, not a gymnasium space; set it to a gymnasium.spaces.Box in __init__"
-    for keys, leaf in _walk(space):
+    for keys, leaf in walk(space):
         if isinstance(leaf, spaces.Dict | spaces.Tuple):
             return (
                 f"observation space{_at(keys)} {leaf} is empty; leave it out, or give it something to observe"
@@ -143,7 +143,7 @@ def unsupported_action(space: Any) -> str:
 
     if not isinstance(space, spaces.Space):
         return f"action_space is {space!r}, not a gymnasium space; set it to a Discrete or a Box in __init__"
-    for keys, leaf in _walk(space):
+    for keys, leaf in walk(space):
         if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
             continue
         if isinstance(leaf, spaces.Dict | spaces.Tuple):
@@ -229,7 +229,7 @@ def policy_actions(space: Any, taken: Any) -> Array:
     """The inverse of `action_converter`: actions of the environment, in its space's structure of arrays [N, ...], as a
     policy says them. Raises ValueError where whole numbers are to be chosen and `taken` has others."""
     columns = []
-    for (keys, leaf), rows in zip(_walk(space), by_path(space, taken).values(), strict=True):
+    for (keys, leaf), rows in zip(walk(space), by_path(space, taken).values(), strict=True):
         if not hasattr(leaf, "low") and (rows != np.floor(rows)).any():
             raise ValueError(f"actions{_at(keys)} are not whole numbers, as {leaf} has them")
         columns.append(rows.reshape(len(rows), -1) - np.ravel(getattr(leaf, "start", 0)))
@@ -264,7 +264,7 @@ def _composite_converter(space: Any) -> Any:
     return convert
 
 
-def _walk(space: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def walk(space: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """(keys, space) of every leaf; an empty Dict or Tuple is one."""
     from gymnasium import spaces
 
@@ -272,10 +272,10 @@ def _walk(space: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, .
         yield keys, space
     elif isinstance(space, spaces.Dict):
         for key, part in space.spaces.items():
-            yield from _walk(part, (*keys, key))
+            yield from walk(part, (*keys, key))
     else:
         for i, part in enumerate(space.spaces):
-            yield from _walk(part, (*keys, i))
+            yield from walk(part, (*keys, i))
 
 
 def _path(keys: tuple[Any, ...]) -> str:
@@ -287,7 +287,7 @@ def _at(keys: tuple[Any, ...]) -> str:
 
 
 def _ambiguous(space: Any, what: str) -> str:
-    paths = [_path(keys) for keys, _ in _walk(space)]
+    paths = [_path(keys) for keys, _ in walk(space)]
     twice = [path for path in paths if paths.count(path) > 1]
     return (
         f"two parts of the {what} space have the path '{twice[0]}'; rename one of the keys" if twice else ""
@@ -322,7 +322,7 @@ def _box_obs_spec(space: Any) -> ObsSpec:
 
 def _action_spec(space: Any) -> ActionSpec:
     if hasattr(space, "spaces"):
-        parts = tuple((_path(keys), _action_spec(leaf)) for keys, leaf in _walk(space))
+        parts = tuple((_path(keys), _action_spec(leaf)) for keys, leaf in walk(space))
         return ActionSpec("composite", dtype="float32", parts=parts)
     shape, dtype = tuple(map(int, space.shape)), np.dtype(space.dtype).name
     if hasattr(space, "nvec"):

@@ -9,12 +9,17 @@ where asked.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import msgspec
 import numpy as np
 
 import rlplat
+from rlplat.acting import Keys, box_values
+from rlplat.export.contract import nested
+from rlplat.rl.envs.gym_spaces import walk
 from rlplat.serve.policies.acting import ServedPolicy
 from rlplat.serve.policies.bodies import ActRequest, Rows, bad, decoded, read_request
 from rlplat.serve.refusals import Refused, require_method
@@ -120,7 +125,7 @@ class InferenceProtocol:
     def __init__(self, server: ServedPolicy) -> None:
         self._server = server
         spaces = server.agent.spaces
-        self._leaves = list(_leaves(spaces.observation_space, ()))
+        self._leaves = [(name or "obs", *more) for name, *more in _leaves(spaces.observation_space)]
         """(name, keys, space) of every array of an observation."""
 
     async def answer(self, method: str, path: str, body: bytes) -> msgspec.Struct:
@@ -169,7 +174,9 @@ class InferenceProtocol:
         acted = await server.act(request)
         spaces = server.agent.spaces
         action = spaces.actions(acted.actions, True)
-        outputs = [_written(name, np.asarray(_at(action, keys))) for name, keys, _ in _actions(spaces)]
+        outputs = [
+            _written(name, np.asarray(reduce(getitem, keys, action))) for name, keys, _ in _actions(spaces)
+        ]
         columns = {"log_prob": acted.log_probs, "value": acted.values}
         outputs += [_written(name, columns[name]) for name in request.outputs]
         if asked.outputs:
@@ -191,11 +198,7 @@ class InferenceProtocol:
         for name in names:
             if name not in given:
                 raise bad("bad-input", f"the input {name!r} is missing; expected {', '.join(known)}", 422)
-        observation: Any = _array(given[names[0]])
-        if self._leaves[0][1]:
-            observation = {}
-            for name, keys, _ in self._leaves:
-                _put(observation, keys, _array(given[name]))
+        observation = nested([(keys, _array(given[name])) for name, keys, _ in self._leaves])
         mask = _array(given["action_mask"]) if "action_mask" in given and "action_mask" not in names else None
         parameters = asked.parameters
         greedy, session, seq = (parameters.get(name) for name in ("greedy", "session", "seq"))
@@ -219,33 +222,13 @@ class InferenceProtocol:
         return rows
 
 
-def _leaves(space: Any, keys: tuple[Any, ...]) -> Any:
+def _leaves(space: Any) -> list[tuple[str, Keys, Any]]:
     """(name, keys, space) of every array: Dict and Tuple spaces by path."""
-    parts = getattr(space, "spaces", None)
-    if parts is None:
-        yield "/".join(map(str, keys)) or "obs", keys, space
-        return
-    for key, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
-        yield from _leaves(part, (*keys, key))
+    return [("/".join(map(str, keys)), keys, leaf) for keys, leaf in walk(space)]
 
 
-def _actions(spaces: Any) -> list[tuple[str, tuple[Any, ...], Any]]:
-    found = list(_leaves(spaces.action_space, ()))
-    if found[0][1] == ():
-        return [("action", (), spaces.action_space)]
-    return [(f"action/{name}", keys, space) for name, keys, space in found]
-
-
-def _at(value: Any, keys: tuple[Any, ...]) -> Any:
-    for key in keys:
-        value = value[key]
-    return value
-
-
-def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[keys[-1]] = value
+def _actions(spaces: Any) -> list[tuple[str, Keys, Any]]:
+    return [(f"action/{name}" if name else "action", *more) for name, *more in _leaves(spaces.action_space)]
 
 
 def _array(tensor: _Tensor) -> np.ndarray:
@@ -257,21 +240,13 @@ def _array(tensor: _Tensor) -> np.ndarray:
             422,
         )
     try:
-        with np.errstate(over="ignore"):
-            if min(tensor.shape, default=0) < 0:  # numpy would fill them in
-                raise ValueError("its sizes are 0 or more")
-            array = np.asarray(tensor.data).reshape(tensor.shape)
-            if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and np.dtype(dtype).kind != "f"):
-                raise ValueError(f"it holds {array.dtype}")
-            if np.dtype(dtype).kind in "iu" and array.size:
-                limits = np.iinfo(dtype)
-                if not limits.min <= array.min() <= array.max() <= limits.max:
-                    raise ValueError(f"it holds {array.min()} to {array.max()}")
-            return array.astype(dtype)
+        if min(tensor.shape, default=0) < 0:  # numpy would fill them in
+            raise ValueError("has sizes below 0")
+        return box_values(np.asarray(tensor.data).reshape(tensor.shape), dtype)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise bad(
             "bad-tensor",
-            f"the data of {tensor.name} is not {tensor.datatype} of shape {tensor.shape}: {error}",
+            f"the data of {tensor.name} is not {tensor.datatype} of shape {tensor.shape}: it {error}",
             422,
         ) from None
 
