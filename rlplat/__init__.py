@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rlplat.runtime.api import (
         ObjectRef as ObjectRef,
         ObjectRefGenerator as ObjectRefGenerator,
+        as_completed as as_completed,
         available_resources as available_resources,
         cancel as cancel,
         cluster_resources as cluster_resources,
@@ -70,8 +71,8 @@ else:
     _HOMES = {
         **dict.fromkeys(("checkpoints", "data_parallel", "errors", "export", "metrics", "serve", "tune"), ""),
         "runtime.api": (
-            "available_resources cancel cluster_resources exit_actor get get_actor get_gpu_ids get_runtime_context "
-            "kill list_named_actors put wait"
+            "as_completed available_resources cancel cluster_resources exit_actor get get_actor get_gpu_ids "
+            "get_runtime_context kill list_named_actors put wait"
         ),
         "runtime.connect": "init is_initialized shutdown",
         "runtime.generators": "ObjectRefGenerator",

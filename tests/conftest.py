@@ -28,6 +28,7 @@ SHARING = tuple(
         "actor_ends",
         "actor_restarts",
         "actors",
+        "as_completed",
         "async_actors",
         "call_order",
         "cancel",

@@ -11,9 +11,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rlplat.errors import OptionTypeError
+from rlplat.runtime.completed import AsCompleted
 from rlplat.runtime.connect import connected
 from rlplat.runtime.core.resources import check_text
 from rlplat.runtime.generators import ObjectRefGenerator
@@ -27,6 +29,7 @@ __all__ = [
     "ActorHandle",
     "ObjectRef",
     "ObjectRefGenerator",
+    "as_completed",
     "available_resources",
     "cancel",
     "cluster_resources",
@@ -46,6 +49,7 @@ __all__ = [
 
 
 _Value = TypeVar("_Value")
+_key_of = attrgetter("_key")
 
 
 def put(value: _Value) -> ObjectRef[_Value]:
@@ -102,10 +106,13 @@ def wait(
     if isinstance(refs, (ObjectRef, ObjectRefGenerator)):
         raise TypeError(f"rlplat.wait takes a list: put the {type(refs).__name__} into [...]")
     listed: list[Any] = list(refs)
-    if len({ref._key for ref in listed if type(ref) is ObjectRef}) != len(listed):
+    try:
+        are_odd = len(set(map(_key_of, listed))) != len(listed)
+    except AttributeError:
+        are_odd = True
+    if are_odd:
         _check_waitables(listed)
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"rlplat.wait: timeout must be seconds, at least 0, not {timeout!r}")
+    _check_timeout("wait", timeout)
     if not listed:
         return [], []
     if not 0 < num_returns <= len(listed):
@@ -120,6 +127,32 @@ def _check_waitables(refs: list[Any]) -> None:
             raise TypeError(f"rlplat.wait takes a list of ObjectRefs, and in it is a {kind.__name__}")
     if len(set(refs)) != len(refs):
         raise ValueError("rlplat.wait: the list has the same ref twice")
+
+
+def as_completed(refs: Iterable[ObjectRef[_Value]], *, timeout: float | None = None) -> AsCompleted[_Value]:
+    """An iterator of the refs in the order in which they become ready: `for ref in ...`, or `async for` in a coroutine.
+
+    Each costs the same however many there are. Those that are ready already come first, in the order of `refs`; one
+    that is there twice comes once; one that has failed comes too (`get` of it raises).
+    timeout: seconds from this call on; then `GetTimeout` where the next one is not ready.
+    """
+    if not isinstance(refs, Iterable) or isinstance(refs, (str, bytes, ObjectRef, ObjectRefGenerator)):
+        raise OptionTypeError(f"rlplat.as_completed takes a list of ObjectRefs, not {_shown(refs)}")
+    listed = list(refs)
+    for ref in listed:
+        if not isinstance(ref, ObjectRef):
+            raise OptionTypeError(
+                f"rlplat.as_completed takes a list of ObjectRefs, and in it is {_shown(ref)}"
+            )
+    _check_timeout("as_completed", timeout)
+    if len(set(map(_key_of, listed))) != len(listed):
+        listed = list(dict.fromkeys(listed))
+    return connected().as_completed(listed, timeout) if listed else AsCompleted()
+
+
+def _check_timeout(verb: str, timeout: float | None) -> None:
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"rlplat.{verb}: timeout must be seconds, at least 0, not {timeout!r}")
 
 
 # ---------------------------------------------------------------- tasks and actors

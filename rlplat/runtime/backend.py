@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rlplat.runtime.completed import AsCompleted
 from rlplat.runtime.options import Options
 from rlplat.runtime.refs import Connection
 from rlplat.runtime.wire.codec import RemoteCode
@@ -42,6 +43,10 @@ class Backend(Connection, Protocol):
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]:
         """`refs`: of objects, and generators. No value moves to the machine of who waits: `get` brings values."""
+        ...
+
+    def as_completed(self, refs: Sequence[ObjectRef], timeout_s: float | None) -> AsCompleted[Any]:
+        """`refs`: no two are equal. No value moves."""
         ...
 
     def cancel(self, ref: ObjectRef, force: bool, recursive: bool) -> None: ...

@@ -78,6 +78,7 @@ class Client:
         self.create_group, self.group_ready = self.questions.create_group, self.questions.group_ready
         self.remove_group = self.questions.remove_group
         self.future, self.value_of = self.awaiting.future_of, self.awaiting.value_of
+        self.as_completed = self.awaiting.as_completed
         self.cancel, self.adopt = self.cancels.cancel, self.objects.adopt
         link.on(messages.Farewell, lambda sender, _: link.transport.post(sender, messages.FarewellHeard()))
         link.on(messages.Welcome, self._on_welcome)

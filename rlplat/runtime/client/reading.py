@@ -88,14 +88,15 @@ class Reader:
                 except GetTimeout:
                     rest = refs[index:]
                     holders = [objects.holder(ref) for ref in rest]
-                    raise GetTimeout(self._missing(rest, holders, len(refs), timeout_s)) from None
+                    assert timeout_s is not None
+                    raise GetTimeout(self.missing("get()", rest, holders, len(refs), timeout_s)) from None
             assert found is not None
             return found, seen
 
-    def _missing(
-        self, refs: Sequence[ObjectRef], holders: Sequence[Any], num_refs: int, timeout_s: float | None
+    def missing(
+        self, verb: str, refs: Sequence[ObjectRef], holders: Sequence[Any], num_refs: int, timeout_s: float
     ) -> str:
-        """What `get` waits for, in words."""
+        """What the verb waits for, in words."""
         waiting = [ref for ref, holder in zip(refs, holders, strict=True) if holder.value is None]
         ref = waiting[0]
         record = self._calls.records.get(ref.id) if ref.owner == self._link.client_id else None
@@ -107,7 +108,7 @@ class Reader:
             why = f"{record.name}, which waits for {record.waits} of its arguments"
         else:
             why = f"{record.name}, {record.route.why_waiting(record)}"
-        return f"get() timed out after {timeout_s:g} s: {len(waiting)} of {num_refs} values are missing, first {why}"
+        return f"{verb} timed out after {timeout_s:g} s: {len(waiting)} of {num_refs} values are missing, first {why}"
 
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
@@ -128,13 +129,11 @@ class Reader:
                 except GetTimeout:
                     pass
                 ready = self._first_ready(refs, num_returns)
-        rest: list[Any] = []
-        begin = 0
-        for index in ready:
-            rest += refs[begin:index]
-            begin = index + 1
-        rest += refs[begin:]
-        return [refs[index] for index in ready], rest
+        rest = list(refs)
+        if len(ready) == 1:
+            return [rest.pop(ready[0])], rest
+        taken = set(ready)
+        return [refs[index] for index in ready], [ref for index, ref in enumerate(refs) if index not in taken]
 
     def _waitable(self, ref: Any) -> Any:
         return ref if type(ref) is ObjectRefGenerator else self._objects.holder(ref)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import NotInitialized, OptionError, UsageError
 from rlplat.runtime.backend import Backend
+from rlplat.runtime.completed import AsCompleted
 from rlplat.runtime.core.owner.retries import exception_names
 from rlplat.runtime.core.resources import Resources, exact
 from rlplat.runtime.core.scheduler.actors import name_is_taken, no_such_actor
@@ -115,6 +116,11 @@ class InprocBackend:
             if isinstance(ref, ObjectRef):
                 self._objects.entry(ref)
         return list(refs[:num_returns]), list(refs[num_returns:])
+
+    def as_completed(self, refs: Sequence[ObjectRef], timeout_s: float | None) -> AsCompleted[Any]:
+        for ref in refs:
+            self._objects.entry(ref)
+        return AsCompleted(refs)
 
     def future(self, ref: ObjectRef) -> Future[Any]:
         future: Future[Any] = Future()

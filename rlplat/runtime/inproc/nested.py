@@ -24,6 +24,7 @@ import msgspec
 from rlplat.errors import UsageError
 from rlplat.runtime import refs
 from rlplat.runtime.backend import Backend
+from rlplat.runtime.completed import AsCompleted
 from rlplat.runtime.inproc.backend import InprocBackend
 from rlplat.runtime.inproc.calls import Call, current_call
 from rlplat.runtime.refs import ObjectRef
@@ -77,15 +78,23 @@ class NestedBackend(InprocBackend):
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]:
-        num_ours = sum(map(self._is_ours, refs))
-        if num_ours == len(refs):
+        if self._are_ours(refs, "wait"):
             return super().wait(refs, num_returns, timeout)
-        if num_ours:
-            raise UsageError(
-                "rlplat.wait was given refs of the nested cluster and of the one outside: wait for them one after the "
-                "other"
-            )
         return self._outside.wait(refs, num_returns, timeout)
+
+    def as_completed(self, refs: Sequence[ObjectRef], timeout_s: float | None) -> AsCompleted[Any]:
+        if self._are_ours(refs, "as_completed"):
+            return super().as_completed(refs, timeout_s)
+        return self._outside.as_completed(refs, timeout_s)
+
+    def _are_ours(self, refs: Sequence[Any], verb: str) -> bool:
+        num_ours = sum(map(self._is_ours, refs))
+        if 0 < num_ours < len(refs):
+            raise UsageError(
+                f"rlplat.{verb} was given refs of the nested cluster and of the one outside: wait for them one after "
+                "the other"
+            )
+        return num_ours > 0
 
     def future(self, ref: ObjectRef) -> Future[Any]:
         return super().future(ref) if self._is_ours(ref) else self._outside.future(ref)

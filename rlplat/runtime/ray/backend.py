@@ -28,13 +28,23 @@ from rlplat.errors import OptionError, PendingCallsLimitExceeded, SerializationE
 from rlplat.machine_limits import cpu_count
 from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Backend
+from rlplat.runtime.completed import AsCompleted
 from rlplat.runtime.core.scheduler.actors import name_is_taken, no_such_actor
 from rlplat.runtime.envs.spec import checked
 from rlplat.runtime.options import Options, check_group, check_name
 from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.ray import cluster, host
 from rlplat.runtime.ray.host import CallSpec
-from rlplat.runtime.ray.values import FailedForNow, RayStream, ours, ours_of, ref_of, text_of, theirs_of
+from rlplat.runtime.ray.values import (
+    FailedForNow,
+    RayCompleted,
+    RayStream,
+    ours,
+    ours_of,
+    ref_of,
+    text_of,
+    theirs_of,
+)
 from rlplat.runtime.ray.watch import HeadWatch
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE, ActorHandle, describe_actor, is_async_class
@@ -165,6 +175,9 @@ class RayBackend:
                 return found
             if self._watch is not None and self._watch.lost:
                 raise errors.NodeLost(self._watch.lost)
+
+    def as_completed(self, refs: Sequence[ObjectRef], timeout_s: float | None) -> AsCompleted[Any]:
+        return RayCompleted(self._wait, refs, timeout_s)
 
     def _values(self, theirs: list[Any], timeout: float | None) -> list[Any]:
         """All at once where they come soon; else as they come, so that the loss of the head is noticed."""

@@ -6,8 +6,12 @@ owner's books of `core.owner` have no part here.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
 import traceback
+from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 import ray
@@ -15,6 +19,7 @@ import ray.cloudpickle
 from ray import exceptions as theirs
 
 from rlplat import errors
+from rlplat.runtime.completed import AsCompleted
 from rlplat.runtime.generators import DynamicRefs, ObjectRefGenerator
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire.errors import describe_error, to_exception
@@ -73,6 +78,33 @@ class RayStream(ObjectRefGenerator):
 
     def __repr__(self) -> str:
         return f"ObjectRefGenerator({self.ray!r})"
+
+
+class RayCompleted(AsCompleted[Any]):
+    """Ray is asked for all that are ready, and only when those of the last answer are taken."""
+
+    def __init__(self, wait: Callable[..., list[Any]], refs: Sequence[Any], timeout_s: float | None) -> None:
+        super().__init__()
+        self._ask, self._pending = wait, {ref.ray: ref for ref in refs}
+        self._num_refs, self._timeout_s = len(refs), timeout_s
+        self._end = math.inf if timeout_s is None else monotonic() + timeout_s
+
+    def _wait(self) -> bool:
+        theirs = list(self._pending)
+        if not theirs:
+            return False
+        left_s = None if self._timeout_s is None else max(0.0, self._end - monotonic())
+        if not self._ask(theirs, 1, left_s):
+            raise errors.GetTimeout(
+                f"as_completed() timed out after {self._timeout_s:g} s: {len(theirs)} of {self._num_refs} values are "
+                "missing"
+            )
+        found, _ = ray.wait(theirs, num_returns=len(theirs), timeout=0, fetch_local=False)
+        self._ready.extend(self._pending.pop(each) for each in found)
+        return True
+
+    async def _wait_async(self) -> bool:
+        return await asyncio.to_thread(self._wait)
 
 
 def theirs_of(value: Any) -> Any:
