@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from rlplat.errors import CheckpointError
+from rlplat.rl.algorithm_config import AdamWConfig
 from rlplat.rl.interfaces import Array, Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from rlplat.rl.run.typed_settings import BCSettings
 
 
-class BCConfig(DataConfig):
+class BCConfig(DataConfig, AdamWConfig):
     """BC's settings."""
 
     unused = {

@@ -42,6 +42,7 @@ from rlplat.rl.off_policy.ring import OffPolicy
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import QSpec, require_discrete
 from rlplat.rl.replay.buffer import Minibatch
+from rlplat.rl.schedules import LearningRate
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Count
 
@@ -77,6 +78,8 @@ class DiscreteSACConfig(OffPolicyConfig):
     """Env steps for each gradient step; 0.5: two gradient steps per env step."""
     batch_size: Count = 64
     """Transitions per gradient step."""
+    critic_learning_rate: LearningRate | None = None
+    """Adam's step size for the critics; null: learning_rate."""
     target_tau: float = Field(default=0.005, gt=0.0, le=1.0)
     """Polyak averaging of target networks: what they take over of the online ones."""
     entropy_coef: Auto | Annotated[float, Field(ge=0.0, le=1000.0)] = "auto"
@@ -129,7 +132,7 @@ class DiscreteSACLearner(OffPolicyLearner[DiscreteSACConfig]):
         from torch import nn
 
         from rlplat.rl.torch.networks import make_network
-        from rlplat.rl.torch.optimizers import Adam
+        from rlplat.rl.torch.optimizers import Adam, adam_of
         from rlplat.rl.torch.q_network import make_q_network
         from rlplat.rl.torch.trainee import Trainee
 
@@ -138,7 +141,7 @@ class DiscreteSACLearner(OffPolicyLearner[DiscreteSACConfig]):
 
         def adam(network: Any) -> Adam:
             acts = nn.ModuleDict({"encoder": network.actor_encoder, "head": network.actor_head})
-            return Adam(acts, epsilon=self.config.adam_epsilon)
+            return adam_of(self.config, acts)
 
         self.trainee = Trainee(
             self.config, spec, self.network_seed, partial(make_network, spec), optimizer=adam
@@ -148,7 +151,7 @@ class DiscreteSACLearner(OffPolicyLearner[DiscreteSACConfig]):
             critics = nn.ModuleList(make_q_network(spec.critic, QSpec()) for _ in range(2))
         self.critics = critics.to(self.trainee.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.critic_optimizer = Adam(self.critics, epsilon=self.config.adam_epsilon)
+        self.critic_optimizer = adam_of(self.config, self.critics)
         self.alpha = EntropyCoefficient(self.config, 0.98 * math.log(spec.action.n))
         computation.replace_losses(self)
 
@@ -184,7 +187,7 @@ class DiscreteSACLearner(OffPolicyLearner[DiscreteSACConfig]):
             targets = self.soft_targets(returns, discounts, next_q, self.log_probs(next_obs), alpha)
         q = self.q_values(self.critics, obs).gather(2, actions.expand(2, -1).unsqueeze(2)).squeeze(2)
         loss = self.critic_loss(q, targets)
-        norm = self.critic_optimizer.descend(loss, learning_rate, max_norm)
+        norm = self.critic_optimizer.descend(loss, self.critic_learning_rate, max_norm)
         figures = {
             "critic_loss": float(loss.detach()),
             "q_mean": float(q.detach().mean()),

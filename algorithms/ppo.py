@@ -43,13 +43,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from pydantic import Field, model_validator
 
-from rlplat.rl.algorithm_config import OnPolicyConfig
+from rlplat.rl.algorithm_config import AdamWConfig, OnPolicyConfig
 from rlplat.rl.interfaces import Result, UpdateReport
 from rlplat.rl.learning.learner import OnPolicyLearner
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig
 from rlplat.rl.run.algorithm import OnPolicy
 from rlplat.rl.sampling.returns import explained_variance, gae
-from rlplat.rl.schedules import ClipRange, EntropyCoef
+from rlplat.rl.schedules import ClipRange, EntropyCoef, LearningRate
 from rlplat.rl.torch.on_policy import ActorCriticNet
 from rlplat.section import Count, Epsilon, Norm, Share
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from rlplat.rl.sampling.sample_batch import SampleBatch
 
 
-class PPOConfig(OnPolicyConfig):
+class PPOConfig(OnPolicyConfig, AdamWConfig):
     """PPO's settings. The defaults suit small environments: the rounds of Huang et al. for Atari (8 environments x 128
     steps, 4 epochs, 4 minibatches), a constant learning rate of 3e-4 and clip range of 0.2 (Schulman et al. 2017 for
     MuJoCo), no entropy bonus, nothing normalised or clipped. For Atari, MuJoCo: configs/ppo/_atari.yaml, _mujoco.yaml.
@@ -86,6 +86,8 @@ class PPOConfig(OnPolicyConfig):
     """Mean 0 and deviation 1 within each minibatch (c7)."""
     adam_epsilon: Epsilon = 1e-5
     """Adam's epsilon (c3; torch's own default is 1e-8)."""
+    critic_learning_rate: LearningRate | None = None
+    """Adam's step size for the critic's own parameters, its head and its encoder; null: learning_rate."""
     target_kl: Norm | None = None
     """End a round's update after the epoch in which approx_kl exceeds this (c12); null: never."""
 

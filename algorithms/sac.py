@@ -154,7 +154,7 @@ class SACLearner(ContinuousLearner[SACConfig]):
             targets = self.soft_targets(batch.returns, batch.discounts, next_q, next_log_probs, alpha)
         q = nets.critics(batch.features, batch.actions)
         loss, figures = self.critic_objective(batch, q, targets)
-        norm = nets.descend_critics(loss, learning_rate)
+        norm = nets.descend_critics(loss, self.critic_learning_rate)
         figures |= {"q_mean": float(q.detach().mean()), "gradient_norm": norm}
         if not math.isfinite(norm):
             return figures

@@ -136,7 +136,7 @@ class TD3Learner(ContinuousLearner[TD3Config]):
         # update critics: theta_i <- argmin sum (y - Q_theta_i(s, a))^2 / N
         q = nets.critics(batch.features, batch.actions)
         loss = self.critic_loss(q, targets)
-        norm = nets.descend_critics(loss, learning_rate)
+        norm = nets.descend_critics(loss, self.critic_learning_rate)
         figures = {
             "critic_loss": float(loss.detach()),
             "q_mean": float(q.detach().mean()),

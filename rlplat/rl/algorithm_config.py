@@ -273,6 +273,13 @@ class AlgorithmConfig(Section):
         return self
 
 
+class AdamWConfig(AlgorithmConfig):
+    """Of algorithms whose optimizer can be AdamW."""
+
+    weight_decay: Coefficient = 0.0
+    """AdamW's: of every parameter each step takes learning_rate times this away; 0: Adam."""
+
+
 class OnPolicyConfig(AlgorithmConfig):
     """Common to algorithms that learn from what their rollout workers have just seen (PPO, A3C, IMPALA)."""
 
@@ -289,7 +296,7 @@ class OnPolicyConfig(AlgorithmConfig):
     """Subtract the running mean, divide by the running deviation, clip to +-10; of an image, each pixel's."""
 
 
-class RMSPropConfig(OnPolicyConfig):
+class RMSPropConfig(OnPolicyConfig, AdamWConfig):
     """Of algorithms with RMSProp or Adam (A3C, IMPALA)."""
 
     fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer")
@@ -303,6 +310,17 @@ class RMSPropConfig(OnPolicyConfig):
     epsilon_inside_root: bool = False
     """RMSProp divides by sqrt(g) + epsilon (PyTorch; what Stable-Baselines3's A2C values were tuned with); true: by
     sqrt(g + epsilon) (the papers, TensorFlow), where 1e-5 is a floor of 3e-3 under small gradients (docs/a3c.md)."""
+
+    @model_validator(mode="after")
+    def _refuse_decay_of_rmsprop(self) -> Self:
+        if self.weight_decay and self.optimizer != "adam":
+            raise ValueError(f"weight_decay={self.weight_decay:g} is AdamW's: set optimizer=adam, or omit it")
+        return self
+
+
+def weight_decay_of(config: Any) -> float:
+    """config: of any algorithm; one whose own setting is called so means something else."""
+    return config.weight_decay if isinstance(config, AdamWConfig) else 0.0
 
 
 Config = TypeVar("Config", bound=AlgorithmConfig)

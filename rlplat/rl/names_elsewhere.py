@@ -86,6 +86,8 @@ RLLIB = {
     "clip_param": Ours("clip_range"),
     "entropy_coeff": Ours("entropy_coef"),
     "vf_loss_coeff": Ours("value_coef", _HALF),
+    "actor_lr": Ours("learning_rate"),
+    "critic_lr": Ours("critic_learning_rate"),
     "grad_clip": Ours("max_gradient_norm", "of the global norm"),
     "observation_filter": Ours("normalize_observations", "true for MeanStdFilter"),
     "fcnet_hiddens": Ours("policy.hidden_sizes"),
@@ -152,6 +154,7 @@ CLEANRL = {
     "noise_clip": Ours("target_noise_clip"),
 }
 _OTHERS = {
+    "lr_critic vf_lr": Ours("critic_learning_rate"),
     "stepsize step_size optim_stepsize": Ours("learning_rate"),
     "discount_factor": Ours("discount"),
     "lam": Ours("gae_lambda"),

@@ -2,6 +2,7 @@
 
 learning_rate: 3e-4
 learning_rate: {schedule: linear, start: 3e-4, end: 0}
+learning_rate: {schedule: cosine, start: 3e-4, end: 1e-5}
 learning_rate: {schedule: piecewise, points: [[0, 1e-3], [0.5, 3e-4], [1, 0]]}
 epsilon: {schedule: linear, start: 1, end: 0.05, horizon: 250_000}
 
@@ -11,6 +12,7 @@ the first one (`with_horizon`), so that no learning rate that has come down goes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
@@ -41,6 +43,16 @@ class LinearSchedule(Section):
     def value(self, progress: float) -> float:
         share = min(max(progress / self.until, 0.0), 1.0)
         return self.start + share * (self.end - self.start)
+
+
+class CosineSchedule(LinearSchedule):
+    """Half a cosine from `start` to `end` (Loshchilov & Hutter 2017, equation 5, without restarts)."""
+
+    schedule: Literal["cosine"] = "cosine"  # type: ignore[assignment]
+
+    def value(self, progress: float) -> float:
+        share = min(max(progress / self.until, 0.0), 1.0)
+        return self.end + (self.start - self.end) * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
 class PiecewiseSchedule(Section):
@@ -81,7 +93,9 @@ def _kind(value: Any) -> Any:
 Schedule = (
     float
     | Annotated[
-        Annotated[LinearSchedule, Tag("linear")] | Annotated[PiecewiseSchedule, Tag("piecewise")],
+        Annotated[LinearSchedule, Tag("linear")]
+        | Annotated[CosineSchedule, Tag("cosine")]
+        | Annotated[PiecewiseSchedule, Tag("piecewise")],
         Discriminator(_kind),
         Words("a schedule of such numbers, {schedule: linear, start: A, end: B}"),
     ]

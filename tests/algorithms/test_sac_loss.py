@@ -179,3 +179,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
         for name, array in before[part].items():
             np.testing.assert_array_equal(after[part][name], array)
     assert after["alpha"]["log_alpha"] == before["alpha"]["log_alpha"]
+
+
+def test_the_critics_have_a_learning_rate_of_their_own() -> None:
+    learner = make_learner(
+        critic_learning_rate={"schedule": "linear", "start": 0.5, "end": 0.0, "horizon": 100}
+    )
+    assert learner.value(learner.config.learning_rate) == 1e-3
+    learner.env_steps = 50
+    assert learner.critic_learning_rate == 0.25
+    assert make_learner().critic_learning_rate == 1e-3

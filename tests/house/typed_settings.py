@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.run.registry import algorithm_homes, load_algorithm
-from rlplat.rl.schedules import LinearSchedule, PiecewiseSchedule, Schedule
+from rlplat.rl.schedules import CosineSchedule, LinearSchedule, PiecewiseSchedule, Schedule
 from rlplat.section import Section
 
 FILE = Path(__file__).parents[2] / "rlplat/rl/run/typed_settings.py"
@@ -133,7 +133,9 @@ def _family_name(config: type[Any], is_announced: bool) -> str:
 
 def written() -> str:
     writer = _Writer()
-    schedules = " | ".join(writer.text(each) for each in (float, LinearSchedule, PiecewiseSchedule))
+    schedules = " | ".join(
+        writer.text(each) for each in (float, LinearSchedule, CosineSchedule, PiecewiseSchedule)
+    )
     configs = {
         found.config_class: writer.settings(found.config_class)
         for found in map(load_algorithm, sorted(algorithm_homes()))
@@ -172,7 +174,7 @@ def written() -> str:
         classes[name] = settings
     texts.append(_subclass("AnySettings", together, classes, most=len(classes)))
     groups = [_class(name, "TypedDict", settings) for name, settings in writer.groups.items()]
-    groups.insert(2, f"ScheduleSetting = {schedules}")
+    groups.insert(3, f"ScheduleSetting = {schedules}")
     imports = "".join(
         f"from {module} import {', '.join(sorted(names))}\n"
         for module, names in sorted(writer.imports.items())

@@ -60,6 +60,13 @@ def test_a_horizon_of_its_own(setting: dict[str, object]) -> None:
     assert schedule_value(without, 25, 50) == 0.5
 
 
+def test_a_cosine_falls_slowly_at_both_ends() -> None:
+    """Loshchilov & Hutter 2017, equation 5: end + (start - end) (1 + cos(pi T_cur / T_i)) / 2."""
+    setting = {"schedule": "cosine", "start": 3.0, "end": 1.0, "until": 0.5}
+    expected = {-1.0: 3.0, 0.0: 3.0, 0.125: 2.0 + 0.5**0.5, 0.25: 2.0, 0.5: 1.0, 2.0: 1.0}
+    assert {progress: value(setting, progress) for progress in expected} == pytest.approx(expected)
+
+
 def test_a_horizon_for_the_schedules_that_have_none() -> None:
     plain, own = (
         Settings(learning_rate=1.0),
@@ -84,6 +91,7 @@ def test_round_trip_through_plain_data() -> None:
     "setting",
     [
         {"schedule": "cosine", "start": 1.0},
+        {"schedule": "exponential", "start": 1.0, "end": 0.0},
         {"schedule": "linear"},
         {"schedule": "linear", "start": 1.0, "stop": 0.0},
         {"schedule": "piecewise", "points": []},

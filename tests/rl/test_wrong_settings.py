@@ -50,6 +50,13 @@ def message(config: type[BaseModel] = PPOConfig, **settings: Any) -> str:
     return str(caught.value)
 
 
+def test_weight_decay_is_refused_where_it_would_do_nothing() -> None:
+    assert "weight_decay=0.1 is AdamW's: set optimizer=adam, or omit it" in message(
+        A3CConfig, weight_decay=0.1
+    )
+    assert A3CConfig(env="X", weight_decay=0.1, optimizer="adam").weight_decay == 0.1
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -65,7 +72,7 @@ def message(config: type[BaseModel] = PPOConfig, **settings: Any) -> str:
         ({"learning_rate": {"schedule": "linear", "start": math.inf, "end": 0}}, "'learning_rate.start'"),
         ({"learning_rate": {"schedule": "piecewise", "points": [[0, 1], [1, -1]]}}, f"({LEARNING_RATE})"),
         ({"learning_rate": {"schedule": "piecewise", "points": [[0, True]]}}, "'learning_rate.points'"),
-        ({"learning_rate": {"schedule": "cosine", "start": 1, "end": 0}}, f"({LEARNING_RATE})"),
+        ({"learning_rate": {"schedule": "exponential", "start": 1, "end": 0}}, f"({LEARNING_RATE})"),
         ({"clip_range": -0.2}, f"-0.2 (must be a number from 0 to 10 {SCHEDULE})"),
         ({"num_epochs": True}, "true (must be a whole number from 1 to 1,000,000,000,000)"),
         ({"policy": {"hidden_sizes": 64}}, "(must be a list of one or more whole numbers from 1 to 1,000,000, such as"),

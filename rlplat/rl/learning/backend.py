@@ -37,6 +37,8 @@ from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.spec import PolicySpec
 
 HOME = "rlplat.algorithms."
+TORCH_ONLY = ("critic_learning_rate",)
+"""Settings of a config that the learners on numpy and TensorFlow do not know."""
 NUMPY_LEARNS = {"activation": ("tanh", "relu"), "layer_norm": (False,), "critic_hidden_sizes": ((),)}
 """Of plain MLPs, the values of a spec that `NumpyNetwork` has gradients for."""
 
@@ -106,6 +108,9 @@ class Computation:
         spec.require_used()
         if (framework := self.backend(config, spec)) != "numpy":
             require_framework(framework, config.learner.num_learners)
+            for key in TORCH_ONLY if framework != "torch" else ():
+                if getattr(config, key, None) is not None:
+                    raise ConfigError(f"{key} is for framework=torch: omit it, or framework={framework}")
 
     def notes(self, config: Any, specs: Sequence[PolicySpec]) -> tuple[str, ...]:
         """For a run's log, where there is a choice: what computes its updates, and where it was free to, why not numpy;
@@ -135,6 +140,9 @@ class Computation:
             return f"{self.algorithm} has no numpy learner"
         if why := self.changed.get("numpy"):
             return why
+        for key in TORCH_ONLY:
+            if getattr(config, key, None) is not None:
+                return f"{key} is set"
         if not spec.is_plain_mlp:
             return "the policy is not a plain MLP"
         for key, values in NUMPY_LEARNS.items():

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlplat.errors import CheckpointError
+from rlplat.rl.algorithm_config import weight_decay_of
 from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.saved import Saved
@@ -292,14 +293,17 @@ class RMSProp(_Slots):
 
 
 class Adam(_Slots):
-    """Kingma & Ba 2015, algorithm 1 (no weight decay); the same numbers as torch.optim.Adam.
+    """Kingma & Ba 2015, algorithm 1; the same numbers as torch.optim.Adam, with `weight_decay` as torch.optim.AdamW.
 
+    w = w - learning_rate * weight_decay * w
     m = beta1 * m + (1 - beta1) * gradient;  v = beta2 * v + (1 - beta2) * gradient^2
     w = w - learning_rate / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
     """
 
-    def __init__(self, *, epsilon: float = 1e-8, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        self._epsilon, self._betas = epsilon, betas
+    def __init__(
+        self, *, epsilon: float = 1e-8, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0
+    ) -> None:
+        self._epsilon, self._betas, self._weight_decay = epsilon, betas, weight_decay
         self._slots: dict[str, Weights] = {"means": {}, "squares": {}}
         self._steps = 0
 
@@ -329,6 +333,8 @@ class Adam(_Slots):
                 delta += self._epsilon
                 np.divide(m, delta, out=delta)
                 delta *= step_size
+                if self._weight_decay:
+                    w *= 1.0 - learning_rate * self._weight_decay
                 w -= delta
 
 
@@ -353,7 +359,7 @@ def optimizer_of(config: Any) -> Optimizer:
     """config: of an algorithm with `optimizer`, `optimizer_epsilon`, `rmsprop_decay` and `epsilon_inside_root`."""
     epsilon = config.optimizer_epsilon
     if config.optimizer == "adam":
-        return Adam(epsilon=epsilon)
+        return Adam(epsilon=epsilon, weight_decay=weight_decay_of(config))
     inside = config.epsilon_inside_root
     return RMSProp(decay=config.rmsprop_decay, epsilon=epsilon, epsilon_inside_root=inside)
 
@@ -402,7 +408,8 @@ class NumpyTrainee:
         self.network = NumpyNetwork(spec, np.random.Generator(np.random.PCG64(seed)))
         self._max_norm = config.max_gradient_norm or math.inf
         epsilon = getattr(config, "adam_epsilon", None)
-        self._adam = None if epsilon is None else Adam(epsilon=epsilon)
+        decay = weight_decay_of(config)
+        self._adam = None if epsilon is None else Adam(epsilon=epsilon, weight_decay=decay)
         self._non_finite: list[str] = []
 
     def descend(self, learning_rate: float) -> float:

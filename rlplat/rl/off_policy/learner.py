@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 from pydantic import Field
 
-from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig, Width
+from rlplat.rl.algorithm_config import AdamWConfig, PolicyConfig, Width
 from rlplat.rl.interfaces import Activation, Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
@@ -23,6 +23,7 @@ from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, make_replay
 from rlplat.rl.replay.hindsight import HindsightConfig
 from rlplat.rl.sampling.sample_batch import TransitionBatch, rollout_times
+from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.unused_settings import Unused
 from rlplat.section import Count, Epsilon, Norm
@@ -87,7 +88,7 @@ REPLAY = ("replay_capacity", "num_rollout_workers", "num_envs_per_worker", "n_st
 """Settings that shape any replay of transitions."""
 
 
-class OffPolicyConfig(AlgorithmConfig):
+class OffPolicyConfig(AdamWConfig):
     """Settings of every algorithm with a replay."""
 
     unused: ClassVar[Mapping[str, Unused]] = {
@@ -166,6 +167,8 @@ class ContinuousConfig(OffPolicyConfig):
     """Env steps before the first gradient step, with actions drawn uniformly between the bounds."""
     random_shift: int = Field(default=4, ge=0, le=1_000)
     """Images: pixels by which each is moved at random before a gradient step (DrQ, Kostrikov et al. 2020); 0: none."""
+    critic_learning_rate: LearningRate | None = None
+    """Adam's step size for the critics; null: learning_rate."""
     target_tau: float = Field(default=0.005, gt=0.0, le=1.0)
     """Polyak averaging of target networks: what they take over of the online ones."""
     max_gradient_norm: Norm | None = None
@@ -202,6 +205,12 @@ class OffPolicyLearner(Learner[AnyConfig]):
         self.obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
         self.updates = 0
         """Gradient steps so far."""
+
+    @property
+    def critic_learning_rate(self) -> float:
+        """Of an algorithm with that setting, now."""
+        own = self.config.critic_learning_rate  # type: ignore[attr-defined]
+        return self.value(self.config.learning_rate if own is None else own)
 
     def ready(self) -> None:
         self.publish()

@@ -12,12 +12,20 @@ from typing import Any, Literal, Required, TypedDict
 from rlplat.rl.algorithm_config import EvaluationConfig, ExpectConfig, LearnerConfig, PolicyConfig, StopConfig
 from rlplat.rl.multi_agent.policy_map import AgentPolicyConfig, MultiAgentConfig, SelfPlayConfig
 from rlplat.rl.replay.hindsight import HindsightConfig
-from rlplat.rl.schedules import LinearSchedule, PiecewiseSchedule
+from rlplat.rl.schedules import CosineSchedule, LinearSchedule, PiecewiseSchedule
 from rlplat.section import Section
 
 
 class LinearScheduleSettings(TypedDict, total=False):
     schedule: Required[Literal["linear"]]
+    start: Required[float]
+    end: Required[float]
+    until: float
+    horizon: int | None
+
+
+class CosineScheduleSettings(TypedDict, total=False):
+    schedule: Required[Literal["cosine"]]
     start: Required[float]
     end: Required[float]
     until: float
@@ -31,7 +39,13 @@ class PiecewiseScheduleSettings(TypedDict, total=False):
 
 
 ScheduleSetting = (
-    float | LinearScheduleSettings | LinearSchedule | PiecewiseScheduleSettings | PiecewiseSchedule
+    float
+    | LinearScheduleSettings
+    | LinearSchedule
+    | CosineScheduleSettings
+    | CosineSchedule
+    | PiecewiseScheduleSettings
+    | PiecewiseSchedule
 )
 
 
@@ -171,24 +185,26 @@ class CommonSettings(TypedDict, total=False):
     checkpoint_period_s: float
     stop: StopSettings | StopConfig
     expect: ExpectSettings | ExpectConfig
+    weight_decay: float
 
 
-class DataSettings(CommonSettings, total=False):
+class AdamWSettings(CommonSettings, total=False):
+    max_gradient_norm: float | None
+    normalize_observations: bool
+
+
+class DataSettings(AdamWSettings, total=False):
     policy: PolicySettings | PolicyConfig
     updates_per_round: int
     batch_size: int
-    max_gradient_norm: float | None
     adam_epsilon: float
-    normalize_observations: bool
 
 
-class OnPolicySettings(CommonSettings, total=False):
+class OnPolicySettings(AdamWSettings, total=False):
     policy: PolicySettings | PolicyConfig
     value_coef: float
-    max_gradient_norm: float | None
     clip_rewards: bool
     normalize_rewards: bool
-    normalize_observations: bool
     rollout_length: int
 
 
@@ -205,15 +221,13 @@ class RMSPropSettings(OnPolicySettings, total=False):
     updates_per_report: int
 
 
-class OffPolicySettings(CommonSettings, total=False):
+class OffPolicySettings(AdamWSettings, total=False):
     rollout_length: int
     env_steps_per_update: float
     batch_size: int
     learning_starts: int
     n_step: int
     adam_epsilon: float
-    max_gradient_norm: float | None
-    normalize_observations: bool
     replay_capacity: int
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
@@ -222,11 +236,7 @@ class OffPolicySettings(CommonSettings, total=False):
 
 class ContinuousSettings(OffPolicySettings, total=False):
     random_shift: int
-
-
-class AnySACSettings(ContinuousSettings, total=False):
-    initial_entropy_coef: float
-    target_entropy: Literal["auto"] | float
+    critic_learning_rate: ScheduleSetting | None
 
 
 class ESSettings(CommonSettings, total=False):
@@ -240,11 +250,15 @@ class ESSettings(CommonSettings, total=False):
     optimizer: Literal["adam", "sgd"]
     momentum: float
     adam_epsilon: float
-    weight_decay: float
     normalize_observations: bool
     obs_gathering_probability: float
     linear_policy: bool
     sample_actions: bool
+
+
+class AnySACSettings(ContinuousSettings, total=False):
+    initial_entropy_coef: float
+    target_entropy: Literal["auto"] | float
 
 
 class AlphaZeroSettings(CommonSettings, total=False):
@@ -263,18 +277,8 @@ class AlphaZeroSettings(CommonSettings, total=False):
     learning_starts: int
     replay_capacity: int
     use_symmetries: bool
-    weight_decay: float
     adam_epsilon: float
     max_gradient_norm: float | None
-
-
-class DiscreteSACSettings(OffPolicySettings, total=False):
-    policy: PolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    entropy_coef: Literal["auto"] | float
-    initial_entropy_coef: float
-    target_entropy: Literal["auto"] | float
 
 
 class A3CSettings(RMSPropSettings, total=False):
@@ -285,6 +289,16 @@ class A3CSettings(RMSPropSettings, total=False):
     num_parameter_servers: int
     entropy_coef: ScheduleSetting
     normalize_advantages: bool
+
+
+class DiscreteSACSettings(OffPolicySettings, total=False):
+    policy: PolicySettings | PolicyConfig
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    critic_learning_rate: ScheduleSetting | None
+    entropy_coef: Literal["auto"] | float
+    initial_entropy_coef: float
+    target_entropy: Literal["auto"] | float
 
 
 class SACSettings(AnySACSettings, total=False):
@@ -305,6 +319,7 @@ class PPOSettings(OnPolicySettings, total=False):
     entropy_coef: ScheduleSetting
     normalize_advantages: bool
     adam_epsilon: float
+    critic_learning_rate: ScheduleSetting | None
     target_kl: float | None
     overlap_sampling: Literal["auto"] | bool
     multi_agent: MultiAgentSettings | MultiAgentConfig
@@ -320,13 +335,6 @@ class TD3Settings(ContinuousSettings, total=False):
     target_noise_clip: float
 
 
-class CQLSettings(DiscreteSACSettings, total=False):
-    random_shift: int
-    updates_per_round: int
-    conservative_coef: float
-    num_sampled_actions: int
-
-
 class ImpalaSettings(RMSPropSettings, total=False):
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
@@ -338,6 +346,13 @@ class ImpalaSettings(RMSPropSettings, total=False):
     trace_lambda: float
     clip_range: ScheduleSetting | None
     entropy_coef: ScheduleSetting
+
+
+class CQLSettings(DiscreteSACSettings, total=False):
+    random_shift: int
+    updates_per_round: int
+    conservative_coef: float
+    num_sampled_actions: int
 
 
 class MBPOSettings(SACSettings, total=False):
@@ -398,7 +413,6 @@ class AnySettings(AnyDQNSettings, AnySACSettings, RMSPropSettings, DataSettings,
     c_init: float
     play_simulations: int | None
     use_symmetries: bool
-    weight_decay: float
     burn_in: int
     unroll_length: int
     num_replay_shards: int

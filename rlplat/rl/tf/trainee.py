@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlplat.rl.algorithm_config import weight_decay_of
 from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
@@ -16,13 +17,18 @@ from rlplat.rl.tf.tensors import load_weights, named_variables, weights_of
 
 
 class Adam:
-    """Kingma & Ba 2015, algorithm 1 (no weight decay), for named variables (`weights.named_variables`)."""
+    """Kingma & Ba 2015, algorithm 1, or AdamW (weight_decay), for named variables (`weights.named_variables`)."""
 
     def __init__(
-        self, variables: dict[str, tf.Variable], *, epsilon: float, betas: tuple[float, float] = (0.9, 0.999)
+        self,
+        variables: dict[str, tf.Variable],
+        *,
+        epsilon: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
     ) -> None:
         self._variables = variables
-        self._epsilon, self._betas = epsilon, betas
+        self._epsilon, self._betas, self._weight_decay = epsilon, betas, weight_decay
         self._means = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables.values()]
         self._squares = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables.values()]
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -53,6 +59,8 @@ class Adam:
         for variable, mean, square, gradient in zip(
             self._variables.values(), self._means, self._squares, gradients, strict=True
         ):
+            if self._weight_decay:
+                variable.assign(variable * (1.0 - learning_rate * self._weight_decay))
             tf.raw_ops.ResourceApplyAdam(
                 var=variable.handle,
                 m=mean.handle,
@@ -117,7 +125,10 @@ class Trainee:
                 check(self.network)
             self.variables = named_variables(self.network)
             epsilon = getattr(config, "adam_epsilon", None)
-            self._adam = None if epsilon is None else Adam(self.variables, epsilon=epsilon)
+            decay = weight_decay_of(config)
+            self._adam = (
+                None if epsilon is None else Adam(self.variables, epsilon=epsilon, weight_decay=decay)
+            )
         self._max_norm = config.max_gradient_norm or math.inf
         self._non_finite: list[str] = []
 

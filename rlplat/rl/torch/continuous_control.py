@@ -25,7 +25,7 @@ from rlplat.rl.saved import Saved
 from rlplat.rl.spaces import obs_leaves
 from rlplat.rl.torch.device import linear, resolve_device, use_threads
 from rlplat.rl.torch.encoders import ACTIVATIONS, IMAGE_ENCODERS, MLPEncoder, TensorObs, folded, leaf_features
-from rlplat.rl.torch.optimizers import Adam
+from rlplat.rl.torch.optimizers import adam_of
 from rlplat.rl.torch.tensor_rows import tensor_on
 from rlplat.rl.torch.weights import weights_of
 
@@ -194,8 +194,8 @@ class ActorAndCritics(Saved):
         self._spec, self._pad = spec, config.random_shift
         acts = nn.ModuleDict({"encoder": self.actor.encoder, "head": self.actor.head})
         values = nn.ModuleDict({"critics": self.critics, "images": self.actor.images})
-        self._actor_adam = Adam(acts, epsilon=config.adam_epsilon)
-        self._critic_adam = Adam(values if spec.has_images else self.critics, epsilon=config.adam_epsilon)
+        self._actor_adam = adam_of(config, acts)
+        self._critic_adam = adam_of(config, values if spec.has_images else self.critics)
 
     def minibatches(
         self, obs: Obs, actions: Array, returns: Array, discounts: Array, next_obs: Obs

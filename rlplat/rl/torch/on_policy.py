@@ -227,7 +227,8 @@ class ActorCriticNet:
         loss, stats = self.loss(self.network, self.minibatch(rows), config)
         self._names = tuple(stats)
         figures = torch.stack(list(stats.values())).detach() if stats else loss.new_zeros(0)
-        return self.trainee.start_descent(loss, config.learning_rate, figures, rows.share)
+        critic_rate = getattr(config, "critic_learning_rate", None)
+        return self.trainee.start_descent(loss, config.learning_rate, figures, rows.share, critic_rate)
 
     def gradients(self, rows: Rows, config: Any) -> tuple[Weights, dict[str, float]]:
         """(by name, float32 and contiguous, not clipped; the numbers of the loss)"""

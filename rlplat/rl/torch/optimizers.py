@@ -1,5 +1,5 @@
-"""Adam on torch's fused kernel, with the clipping of the gradient norm folded into its pass over the gradients, and
-RMSProp.
+"""Adam and AdamW on torch's fused kernels, with the clipping of the gradient norm folded into the pass over the
+gradients, and RMSProp.
 
 Why not `torch.optim.Adam`: making one imports `torch._dynamo`, a second of every start, and its Python around the same
 kernel costs as much as the whole backward pass of a small network. Same numbers: a test compares the two.
@@ -14,19 +14,28 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlplat.rl.algorithm_config import weight_decay_of
+
 SILENT, SILENCE_PERIOD = 1e-33, 100
 """As in rlplat.rl.learning.numpy_learning: every so many steps moments smaller than this become 0."""
 
 
 class Adam:
-    """Kingma & Ba 2015, algorithm 1 (no weight decay), for the parameters of one module."""
+    """Kingma & Ba 2015, algorithm 1, for the parameters of one module; with `weight_decay` AdamW (Loshchilov & Hutter
+    2019, algorithm 2): each step takes learning_rate * weight_decay of every parameter away as well."""
 
     def __init__(
-        self, module: nn.Module, *, epsilon: float, betas: tuple[float, float] = (0.9, 0.999)
+        self,
+        module: nn.Module,
+        *,
+        epsilon: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
     ) -> None:
         self._names = [name for name, _ in module.named_parameters()]
         self._parameters: list[torch.Tensor] = list(module.parameters())
-        self._epsilon, self._betas = epsilon, betas
+        self._epsilon, self._betas, self._weight_decay = epsilon, betas, weight_decay
+        self._descend = torch._fused_adamw_ if weight_decay else torch._fused_adam_
         # zeros_like keeps a parameter's memory order (channels_last): the kernel reads both side by side.
         self._means = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self._parameters]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self._parameters]
@@ -44,9 +53,11 @@ class Adam:
         loss.backward()
         return float(self.step(learning_rate, max_norm)[-1])
 
-    def step(self, learning_rate: float, max_norm: float = math.inf) -> torch.Tensor:
+    def step(
+        self, learning_rate: float, max_norm: float = math.inf, critic_rate: float | None = None
+    ) -> torch.Tensor:
         """Clip the gradients to the global norm `max_norm` (Pascanu et al. 2013) and descend. Reads nothing from the
-        device.
+        device. critic_rate: another learning rate for the parameters called critic_*.
 
         Returns norms before clipping, float32[P + 1]: of every parameter's gradient, and of all together. When the last
         is not finite nothing is changed.
@@ -59,23 +70,33 @@ class Adam:
         self._calls += 1
         self._skipped += is_skipped
         step = self._calls - self._skipped
-        torch._fused_adam_(
-            self._parameters,
-            gradients,
-            self._means,
-            self._squares,
-            [],
-            [step] * len(self._parameters),
-            lr=learning_rate,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            weight_decay=0.0,
-            eps=self._epsilon,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=scale,
-            found_inf=is_skipped,
-        )
+        rows = list(zip(self._parameters, gradients, self._means, self._squares, strict=True))
+        groups = [(rows, learning_rate)]
+        if critic_rate is not None:
+            of_critic = [name.startswith("critic_") for name in self._names]
+            groups = [
+                ([row for row, its in zip(rows, of_critic, strict=True) if its == is_critic], rate)
+                for is_critic, rate in ((False, learning_rate), (True, critic_rate))
+            ]
+        for group, rate in groups:
+            parameters, gradients, means, squares = map(list, zip(*group, strict=True))
+            self._descend(
+                parameters,
+                gradients,
+                means,
+                squares,
+                [],
+                [step] * len(group),
+                lr=rate,
+                beta1=self._betas[0],
+                beta2=self._betas[1],
+                weight_decay=self._weight_decay,
+                eps=self._epsilon,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=scale,
+                found_inf=is_skipped,
+            )
         if self._calls % SILENCE_PERIOD == 0:
             _silence(self._means + self._squares)
         return norms
@@ -146,11 +167,17 @@ class RMSProp:
             self._steps = int(state[name].get("step", 0))  # earlier versions kept none
 
 
+def adam_of(config: Any, module: nn.Module) -> Adam:
+    """config: of an algorithm with `adam_epsilon` or `optimizer_epsilon`."""
+    epsilon = getattr(config, "adam_epsilon", None) or config.optimizer_epsilon
+    return Adam(module, epsilon=epsilon, weight_decay=weight_decay_of(config))
+
+
 def optimizer_of(config: Any, module: nn.Module) -> Adam | RMSProp:
     """config: of an algorithm with `optimizer`, `optimizer_epsilon`, `rmsprop_decay` and `epsilon_inside_root`."""
     epsilon = config.optimizer_epsilon
     if config.optimizer == "adam":
-        return Adam(module, epsilon=epsilon)
+        return adam_of(config, module)
     inside = config.epsilon_inside_root
     return RMSProp(module, decay=config.rmsprop_decay, epsilon=epsilon, epsilon_inside_root=inside)
 

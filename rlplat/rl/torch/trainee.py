@@ -19,7 +19,7 @@ from rlplat.rl.saved import Saved
 from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
 from rlplat.rl.torch.network_check import check_network, persistent_buffers, require_made_alike
 from rlplat.rl.torch.networks import make_network
-from rlplat.rl.torch.optimizers import Adam, RMSProp
+from rlplat.rl.torch.optimizers import Adam, RMSProp, adam_of
 from rlplat.rl.torch.weights import load_weights, weights_of
 
 
@@ -60,9 +60,8 @@ class Trainee(Saved):
             if persistent_buffers(network):
                 require_made_alike(spec, network, make(precision))
             self.network: Any = network.to(self.device)
-        epsilon = getattr(config, "adam_epsilon", None)
-        if optimizer is None and epsilon is not None:
-            optimizer = partial(Adam, epsilon=epsilon)
+        if optimizer is None and getattr(config, "adam_epsilon", None) is not None:
+            optimizer = partial(adam_of, config)
         self._optimizer = None if optimizer is None else optimizer(self.network)
         self._max_norm = config.max_gradient_norm or math.inf
         self._group: GradientGroup | None = None
@@ -78,12 +77,18 @@ class Trainee(Saved):
         return float(self.norms_of(norms.numpy(force=True)[None])[0])
 
     def start_descent(
-        self, loss: Tensor, learning_rate: float, stats: Tensor, share: float = 1.0
+        self,
+        loss: Tensor,
+        learning_rate: float,
+        stats: Tensor,
+        share: float = 1.0,
+        critic_rate: float | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The same for a minibatch that a group of learners may divide -> (stats of the whole minibatch, what
         `norms_of` takes), both on the device, which is not waited for.
 
-        stats: float32[K], means over this learner's part; share: how large that part is, 1 without a group.
+        stats: float32[K], means over this learner's part; share: how large that part is, 1 without a group;
+        critic_rate: of `Adam.step`.
         """
         assert self._optimizer is not None, "no optimizer: none was given, and the config has no adam_epsilon"
         self._optimizer.zero_grad()
@@ -92,7 +97,8 @@ class Trainee(Saved):
         else:
             (loss * share).backward()
             stats = self._group.sum_gradients(self.network, stats * share)
-        return stats, self._optimizer.step(learning_rate, self._max_norm)
+        own = () if critic_rate is None else (critic_rate,)
+        return stats, self._optimizer.step(learning_rate, self._max_norm, *own)
 
     def gradients(self, loss: Tensor) -> Weights:
         """By name, zeros of what took no part in the loss; the network keeps none."""

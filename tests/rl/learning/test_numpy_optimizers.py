@@ -48,6 +48,11 @@ def test_adam_equals_torch() -> None:
     assert_close(descend(Adam(epsilon=1e-5, betas=(0.8, 0.99))), theirs)
 
 
+def test_adam_with_weight_decay_is_torchs_adamw() -> None:
+    theirs = descend_in_torch(lambda torch, p: torch.optim.AdamW(p, eps=1e-5, weight_decay=0.3))
+    assert_close(descend(Adam(epsilon=1e-5, weight_decay=0.3)), theirs)
+
+
 def test_rmsprop_equals_torch_where_epsilon_is_nothing() -> None:
     """torch adds epsilon to the root, the paper puts it under it."""
     theirs = descend_in_torch(lambda torch, p: torch.optim.RMSprop(p, alpha=0.9, eps=0.0))

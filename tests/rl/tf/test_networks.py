@@ -188,12 +188,14 @@ def test_adam_gives_torchs_numbers_and_either_goes_on_from_the_others_state(max_
     for name, array in arrays.items():
         module.register_parameter(name, torch.nn.Parameter(torch.from_numpy(array.copy())))
     variables = {name: tf.Variable(array) for name, array in arrays.items()}
-    theirs, ours = TorchAdam(module, epsilon=1e-5), Adam(variables, epsilon=1e-5)
+    decay = 0.0 if math.isinf(max_norm) else 0.1
+    theirs = TorchAdam(module, epsilon=1e-5, weight_decay=decay)
+    ours = Adam(variables, epsilon=1e-5, weight_decay=decay)
     apply = tf.function(ours.apply, autograph=False)
     for step in range(30):
         if step == 10:  # each begins anew from what the other has kept
             kept = theirs.get_state()
-            theirs = TorchAdam(module, epsilon=1e-5)
+            theirs = TorchAdam(module, epsilon=1e-5, weight_decay=decay)
             theirs.set_state(ours.get_state())
             ours.set_state(kept)
         gradients = {name: rng.normal(size=shape).astype(np.float32) for name, shape in start.items()}

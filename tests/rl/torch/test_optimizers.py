@@ -17,10 +17,11 @@ def _network() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("max_norm", [0.05, 1e6, float("inf")])
-def test_equals_torch_optim_adam_with_clip_grad_norm(max_norm: float) -> None:
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_equals_torch_optim_adam_with_clip_grad_norm(max_norm: float, weight_decay: float) -> None:
     ours, theirs = _network(), _network()
-    adam = Adam(ours, epsilon=1e-5)
-    reference = torch.optim.Adam(theirs.parameters(), eps=1e-5, lr=1e-2)
+    adam = Adam(ours, epsilon=1e-5, weight_decay=weight_decay)
+    reference = torch.optim.AdamW(theirs.parameters(), eps=1e-5, lr=1e-2, weight_decay=weight_decay)
     generator = torch.Generator().manual_seed(0)
     for step in range(20):
         inputs = torch.randn(8, 2, 4, 4, generator=generator)
@@ -34,6 +35,28 @@ def test_equals_torch_optim_adam_with_clip_grad_norm(max_norm: float) -> None:
         assert norms[-1].item() == pytest.approx(expected, rel=1e-6)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_the_critics_parameters_have_a_rate_of_their_own() -> None:
+    def network() -> torch.nn.Module:
+        torch.manual_seed(3)
+        return torch.nn.ModuleDict(
+            {"critic_head": torch.nn.Linear(2, 1), "actor_head": torch.nn.Linear(2, 1)}
+        )
+
+    ours, slow, fast = network(), network(), network()
+    one, *others = (Adam(each, epsilon=1e-5) for each in (ours, slow, fast))
+    for _ in range(3):
+        for each in (ours, slow, fast):
+            each.zero_grad()
+            sum((head(torch.ones(4, 2)) - 3.0).square().mean() for head in each.values()).backward()
+        one.step(1e-3, 0.5, 1e-2)
+        for optimizer, rate in zip(others, (1e-3, 1e-2), strict=True):
+            optimizer.step(rate, 0.5)
+    torch.testing.assert_close(ours["actor_head"].weight[0], slow["actor_head"].weight[0])
+    assert not torch.equal(slow["critic_head"].weight, fast["critic_head"].weight)
+    # The clipping is by the norm of all gradients, which differ a little once the slow head lags behind.
+    torch.testing.assert_close(ours["critic_head"].weight, fast["critic_head"].weight, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("inside_root", [False, True])
