@@ -17,7 +17,8 @@ a switch in `PPOConfig`:
 - a cut-off episode (time limit) bootstraps from its last observation; the paper's code took it for a termination;
 - rewards by sign (a6) or scaled by the deviation of the return (m: 8, 9), observations normalised (m: 6, 7), in all
   algorithms of this kind (`OnPolicyConfig`);
-- an update may stop early when the policy has moved too far (`target_kl`); approx_kl is Schulman's k3 estimator;
+- an update may stop early when the policy has moved too far (`target_kl`), or change the learning rate so that it
+  moves as far as it should (`desired_kl`); approx_kl is Schulman's k3 estimator;
 - `overlap_sampling` rolls out the next round during the update, with weights that are one version behind (where the
   learner has a GPU).
 
@@ -49,7 +50,7 @@ from rlplat.rl.learning.learner import OnPolicyLearner
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig
 from rlplat.rl.run.algorithm import OnPolicy
 from rlplat.rl.sampling.returns import explained_variance, gae
-from rlplat.rl.schedules import ClipRange, EntropyCoef, LearningRate
+from rlplat.rl.schedules import ClipRange, EntropyCoef, LearningRate, adapted_rate
 from rlplat.rl.torch.on_policy import ActorCriticNet
 from rlplat.section import Count, Epsilon, Norm, Share
 
@@ -90,6 +91,11 @@ class PPOConfig(OnPolicyConfig, AdamWConfig):
     """Adam's step size for the critic's own parameters, its head and its encoder; null: learning_rate."""
     target_kl: Norm | None = None
     """End a round's update after the epoch in which approx_kl exceeds this (c12); null: never."""
+    desired_kl: Norm | None = None
+    """Adapt the learning rate to it after each epoch: / 1.5 where approx_kl is more than twice this, * 1.5 where it is
+    less than half, from 1e-5 to 1e-2 (rsl_rl, RL-games); null: as scheduled."""
+    dual_clip: float | None = Field(default=None, gt=1.0, le=1e6)
+    """c of the dual clip (Ye et al. 2020): no sample of negative advantage A counts more than c * A; null: as it is."""
 
     overlap_sampling: Literal["auto"] | bool = "auto"
     """Sample the next round while the learner updates: weights are one version behind. Worth it where the learner
@@ -98,8 +104,14 @@ class PPOConfig(OnPolicyConfig, AdamWConfig):
     multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
     """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""
 
+    needs_figures = {"target_kl": "approx_kl", "desired_kl": "approx_kl"}
+
     @model_validator(mode="after")
     def _require_one_wish(self) -> Self:
+        if self.desired_kl is not None and not isinstance(self.learning_rate, float):
+            raise ValueError(
+                "desired_kl adapts the learning rate: give learning_rate the number to begin with"
+            )
         if self.overlap_sampling is True and self.deterministic:
             raise ValueError(
                 "overlap_sampling takes whatever weights are there, deterministic wants the same ones every time: set "
@@ -117,6 +129,7 @@ def ppo_loss(network: Any, minibatch: Minibatch, config: Any) -> tuple[Tensor, d
 
     ratio       = pi(a|s) / pi_old(a|s)
     policy_loss = -mean(min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A))
+                  where A < 0 not below dual_clip * A (Ye et al. 2020, eq. 5)
     value_loss  = mean((V - R)^2) / 2
     loss        = policy_loss + value_coef * value_loss - entropy_coef * mean(entropy)
     """
@@ -128,7 +141,10 @@ def ppo_loss(network: Any, minibatch: Minibatch, config: Any) -> tuple[Tensor, d
     log_ratios = log_probs - minibatch.log_probs
     ratios = log_ratios.exp()
     clipped_ratios = ratios.clamp(1.0 - epsilon, 1.0 + epsilon)
-    policy_loss = -torch.min(ratios * advantages, clipped_ratios * advantages).mean()
+    gains = torch.min(ratios * advantages, clipped_ratios * advantages)
+    if (dual_clip := getattr(config, "dual_clip", None)) is not None:
+        gains = torch.where(advantages < 0.0, torch.max(gains, dual_clip * advantages), gains)
+    policy_loss = -gains.mean()
 
     value_errors = (values - returns).square()
     if config.clip_value_loss:
@@ -159,6 +175,19 @@ class TorchPPO(ActorCriticNet):
 class PPOLearner(OnPolicyLearner[PPOConfig]):
     """An actor: algorithm 1 of the paper from its line 4 on. Knows no framework: `self.net` does the arithmetic."""
 
+    saved = {"adapted": "adapted"}
+
+    def __init__(self, *arguments: Any) -> None:
+        self.adapted: dict[str, float] = {}
+        """Settings that the learning has moved (`desired_kl`), by name."""
+        super().__init__(*arguments)
+
+    def settings_now(self) -> Any:
+        return super().settings_now().model_copy(update=self.adapted)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state({"adapted": {}} | state)  # earlier versions kept none
+
     def update(self, *batches: SampleBatch) -> UpdateReport:
         # Alg. 1, lines 2, 3: the N actors have run pi_old in their environments for T timesteps.
         rollout, config = self.rollout_of(batches), self.settings_now()
@@ -185,9 +214,14 @@ class PPOLearner(OnPolicyLearner[PPOConfig]):
                 num_learners=self.num_learners,
             ):
                 trained.append(self.net.train(rows, config))
-            if config.target_kl is not None:  # c12
-                if self.means(trained[first:], rollout).get("learner/approx_kl", 0.0) > config.target_kl:
-                    break
+            if config.target_kl is None and config.desired_kl is None:
+                continue
+            kl = self.means(trained[first:], rollout).get("learner/approx_kl", 0.0)
+            if config.desired_kl is not None:
+                self.adapted["learning_rate"] = adapted_rate(config.learning_rate, kl, config.desired_kl)
+                config = self.settings_now()
+            if config.target_kl is not None and kl > config.target_kl:  # c12
+                break
 
         # Line 7: "theta_old <- theta".
         batch = rollout.batch
@@ -196,6 +230,7 @@ class PPOLearner(OnPolicyLearner[PPOConfig]):
             "learner/explained_variance": explained_variance(
                 batch.values[batch.valid], rollout.returns[batch.valid]
             ),
+            "learner/learning_rate": config.learning_rate,
             "learner/clip_range": config.clip_range,
             "learner/entropy_coef": config.entropy_coef,
         }

@@ -1,7 +1,7 @@
 """The parts of algorithms that compute with TensorFlow or numpy: the numbers of those that compute with torch."""
 
 WRITTEN_FOR = {
-    "rlplat.algorithms.ppo": "3891f0c5",
+    "rlplat.algorithms.ppo": "54fe8f4f",
     "rlplat.algorithms.a3c": "6afe6d01",
     "rlplat.algorithms.dqn": "245e9a47",
     "rlplat.algorithms.r2d2": "76dbe0cd",

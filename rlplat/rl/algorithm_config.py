@@ -197,6 +197,8 @@ class AlgorithmConfig(Section):
     )  # fmt: skip
     """Settings ("policy", "model.ensemble_size") that the state of a checkpoint is shaped by: a resumed run has the
     same."""
+    needs_figures: ClassVar[Mapping[str, str]] = {}
+    """Settings -> the number among those of the loss that they look at: a loss of the user's own has to give it."""
     shapes_replay: ClassVar[tuple[str, ...]] = ()
     """What the replay in a checkpoint is shaped by: the same, or save_replay=false, and it begins empty."""
 

@@ -169,6 +169,7 @@ _OTHERS = {
     "normalize_reward": Ours("normalize_rewards"),
     "clip_reward reward_clip": Ours("clip_rewards"),
     "max_kl": Ours("target_kl"),
+    "kl_threshold": Ours("desired_kl"),
     "eps adam_eps rms_prop_eps": Ours("adam_epsilon optimizer_epsilon"),
     "nenvs envs_per_worker": Ours("num_envs_per_worker"),
     "num_workers n_workers num_actors num_cpu n_jobs": Ours("num_rollout_workers"),

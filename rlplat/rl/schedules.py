@@ -115,6 +115,20 @@ def schedule_value(schedule: Schedule, env_steps: float, run_env_steps: float) -
     return schedule.value(env_steps / (schedule.horizon or run_env_steps))
 
 
+LEAST_RATE, LARGEST_RATE, RATE_FACTOR = 1e-5, 1e-2, 1.5
+
+
+def adapted_rate(rate: float, kl: float, desired_kl: float) -> float:
+    """The learning rate after an epoch that moved the policy by `kl`: divided by 1.5 beyond twice the desired KL
+    divergence, times 1.5 below half of it, from 1e-5 to 1e-2 (rsl_rl's PPO, schedule "adaptive", of Rudin et al. 2022;
+    RL-games' AdaptiveScheduler)."""
+    if kl > 2.0 * desired_kl:
+        return max(rate / RATE_FACTOR, min(rate, LEAST_RATE))
+    if 0.0 < kl < 0.5 * desired_kl:
+        return min(rate * RATE_FACTOR, max(rate, LARGEST_RATE))
+    return rate
+
+
 Config = TypeVar("Config", bound=BaseModel)
 
 

@@ -196,6 +196,23 @@ def test_target_kl_ends_the_epochs(parameter_server: Any) -> None:
     assert far.metrics["learner/epochs"] < free.metrics["learner/epochs"] == 10
 
 
+@pytest.mark.parametrize(("desired_kl", "factor"), [(1e-9, 1.5**-3), (10.0, 1.5**3), (None, 1.0)])
+def test_desired_kl_moves_the_learning_rate_after_each_epoch_and_a_resumed_one_goes_on(
+    parameter_server: Any, desired_kl: float | None, factor: float
+) -> None:
+    settings = {"num_epochs": 3, "learning_rate": 1e-3, "desired_kl": desired_kl}
+    learner = make_learner(parameter_server, **settings)
+    metrics = learner.update(make_batch()).metrics
+    assert metrics["learner/learning_rate"] == pytest.approx(1e-3 * factor)
+    resumed = make_learner(parameter_server, **settings)
+    resumed.set_state(learner.get_state())
+    assert resumed.settings_now().learning_rate == pytest.approx(1e-3 * factor)
+    earlier = learner.get_state()
+    del earlier["adapted"]
+    resumed.set_state(earlier)
+    assert resumed.settings_now().learning_rate == 1e-3
+
+
 @pytest.mark.parametrize("target_kl", [None, 0.1])
 def test_a_round_without_a_turn_lacks_only_what_gradient_steps_tell(
     parameter_server: Any, target_kl: float | None

@@ -42,7 +42,10 @@ def reference(data: dict[str, np.ndarray], switches: dict[str, Any]) -> tuple[fl
     policy_terms, value_terms, kl_terms, clipped = [], [], [], 0
     for i, advantage in enumerate(advantages):
         ratio = math.exp(data["new_log_probs"][i] - data["log_probs"][i])
-        policy_terms.append(-min(ratio * advantage, min(max(ratio, 1 - epsilon), 1 + epsilon) * advantage))
+        gain = min(ratio * advantage, min(max(ratio, 1 - epsilon), 1 + epsilon) * advantage)
+        if advantage < 0 and switches.get("dual_clip"):  # Ye et al. 2020, equation 5
+            gain = max(gain, switches["dual_clip"] * advantage)
+        policy_terms.append(-gain)
         error = (data["new_values"][i] - data["returns"][i]) ** 2
         if switches["clip_value_loss"]:
             move = min(max(data["new_values"][i] - data["values"][i], -epsilon), epsilon)
@@ -77,8 +80,9 @@ def loss_of(data: dict[str, np.ndarray], **switches: Any) -> tuple[Any, dict[str
 
 
 @pytest.mark.parametrize("clip_value_loss", [False, True])
-def test_agrees_with_the_formulas(clip_value_loss: bool) -> None:
-    switches = SWITCHES | {"clip_value_loss": clip_value_loss}
+@pytest.mark.parametrize("dual_clip", [None, 1.1])
+def test_agrees_with_the_formulas(clip_value_loss: bool, dual_clip: float | None) -> None:
+    switches = SWITCHES | {"clip_value_loss": clip_value_loss, "dual_clip": dual_clip}
     loss, stats, _ = loss_of(minibatch(), **switches)
     expected_loss, expected_stats = reference(minibatch(), switches)
     assert float(loss.detach()) == pytest.approx(expected_loss, rel=1e-5)

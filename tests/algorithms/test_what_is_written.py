@@ -399,6 +399,14 @@ def of_before(log_probs: Any, entropies: Any, values: Any, columns: Any, **argum
     return log_probs.mean(), {}
 
 
+@pytest.mark.parametrize("key", ["target_kl", "desired_kl"])
+def test_a_setting_that_looks_at_a_number_of_the_loss_wants_it_of_ones_own(key: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"{key}=0.02 looks at 'approx_kl' .* without_critic gives none: return it"
+    ):
+        step(type("Mine", (ppo.PPO,), {"loss": staticmethod(without_critic)}), DISCRETE | {key: 0.02})
+
+
 @pytest.mark.parametrize("case", ["ppo", "ppo with a core", "a3c", "impala"])
 @pytest.mark.parametrize(
     ("loss", "said"),

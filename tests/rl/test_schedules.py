@@ -7,6 +7,7 @@ from rlplat.rl.schedules import (
     LinearSchedule,
     PiecewiseSchedule,
     Schedule,
+    adapted_rate,
     scaled_horizons,
     schedule_value,
     with_horizon,
@@ -65,6 +66,16 @@ def test_a_cosine_falls_slowly_at_both_ends() -> None:
     setting = {"schedule": "cosine", "start": 3.0, "end": 1.0, "until": 0.5}
     expected = {-1.0: 3.0, 0.0: 3.0, 0.125: 2.0 + 0.5**0.5, 0.25: 2.0, 0.5: 1.0, 2.0: 1.0}
     assert {progress: value(setting, progress) for progress in expected} == pytest.approx(expected)
+
+
+def test_the_rate_follows_the_kl_divergence() -> None:
+    """rsl_rl's PPO.update, "adaptive": desired 0.01."""
+    rates = {0.021: 1e-3 / 1.5, 0.02: 1e-3, 0.01: 1e-3, 0.005: 1e-3, 0.0049: 1.5e-3, 0.0: 1e-3}
+    assert {kl: adapted_rate(1e-3, kl, 0.01) for kl in rates} == pytest.approx(rates)
+    assert adapted_rate(1.2e-5, 1.0, 0.01) == 1e-5 and adapted_rate(9e-3, 1e-4, 0.01) == 1e-2
+    assert (
+        adapted_rate(1e-6, 1.0, 0.01) == 1e-6 and adapted_rate(0.1, 1e-4, 0.01) == 0.1
+    )  # as given, if beyond
 
 
 def test_a_horizon_for_the_schedules_that_have_none() -> None:

@@ -50,6 +50,11 @@ def message(config: type[BaseModel] = PPOConfig, **settings: Any) -> str:
     return str(caught.value)
 
 
+def test_an_adapted_learning_rate_begins_with_a_number() -> None:
+    said = message(desired_kl=0.01, learning_rate={"schedule": "linear", "start": 1e-3, "end": 0})
+    assert "desired_kl adapts the learning rate: give learning_rate the number to begin with" in said
+
+
 def test_weight_decay_is_refused_where_it_would_do_nothing() -> None:
     assert "weight_decay=0.1 is AdamW's: set optimizer=adam, or omit it" in message(
         A3CConfig, weight_decay=0.1

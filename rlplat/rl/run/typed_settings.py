@@ -308,23 +308,6 @@ class SACSettings(AnySACSettings, total=False):
     entropy_coef: Literal["auto"] | float
 
 
-class PPOSettings(OnPolicySettings, total=False):
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    num_epochs: int
-    minibatch_size: int
-    gae_lambda: float
-    clip_range: ScheduleSetting
-    clip_value_loss: bool
-    entropy_coef: ScheduleSetting
-    normalize_advantages: bool
-    adam_epsilon: float
-    critic_learning_rate: ScheduleSetting | None
-    target_kl: float | None
-    overlap_sampling: Literal["auto"] | bool
-    multi_agent: MultiAgentSettings | MultiAgentConfig
-
-
 class TD3Settings(ContinuousSettings, total=False):
     policy: ContinuousPolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
@@ -353,6 +336,25 @@ class CQLSettings(DiscreteSACSettings, total=False):
     updates_per_round: int
     conservative_coef: float
     num_sampled_actions: int
+
+
+class PPOSettings(OnPolicySettings, total=False):
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    num_epochs: int
+    minibatch_size: int
+    gae_lambda: float
+    clip_range: ScheduleSetting
+    clip_value_loss: bool
+    entropy_coef: ScheduleSetting
+    normalize_advantages: bool
+    adam_epsilon: float
+    critic_learning_rate: ScheduleSetting | None
+    target_kl: float | None
+    desired_kl: float | None
+    dual_clip: float | None
+    overlap_sampling: Literal["auto"] | bool
+    multi_agent: MultiAgentSettings | MultiAgentConfig
 
 
 class MBPOSettings(SACSettings, total=False):
@@ -443,6 +445,8 @@ class AnySettings(AnyDQNSettings, AnySACSettings, RMSPropSettings, DataSettings,
     minibatch_size: int
     clip_value_loss: bool
     target_kl: float | None
+    desired_kl: float | None
+    dual_clip: float | None
     overlap_sampling: Literal["auto"] | bool
     exploration_noise: float
     policy_delay: int

@@ -147,6 +147,12 @@ class ActorCriticNet:
                 raise UsageError(
                     f"{name}: {what} is {_shown(number)}, expected one number as a tensor: take .mean()"
                 )
+        for key, figure in self.config.needs_figures.items():
+            if getattr(self.config, key) is not None and figure not in stats:
+                raise UsageError(
+                    f"{key}={getattr(self.config, key):g} looks at '{figure}' among the numbers of the loss, but "
+                    f"{name} gives {', '.join(stats) or 'none'}: return it (docs/ppo.md), or omit {key}"
+                )
         if not bool(loss.isfinite()):
             raise UsageError(f"{name}: the loss is {loss.item()} on made-up rows, whose numbers are finite")
         if not loss.requires_grad:
