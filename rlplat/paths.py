@@ -38,6 +38,24 @@ def user_path(text: str | os.PathLike[str]) -> Path:
     return Path(os.path.normpath(os.path.join(here, path)))
 
 
+GALLERY = Path(__file__).parent / "gallery"
+"""Trained agents that come with rlplat, each in a folder as a run's."""
+
+
+def run_path(text: str | os.PathLike[str]) -> Path:
+    """Of a run: a path of the user's, or `gallery/NAME`, where the user has none of that name."""
+    path = user_path(text)
+    given, _, name = os.fspath(text).partition("/")
+    if given != "gallery" or path.exists():
+        return path
+    there = sorted(each.name for each in GALLERY.iterdir() if each.is_dir())
+    if name.partition("/")[0] not in there:
+        raise ConfigError(
+            f"there is no {text}; the agents that come with rlplat are gallery/... {', '.join(there)}"
+        )
+    return GALLERY / name
+
+
 def _here(text: str | os.PathLike[str]) -> str:
     """The path on this machine. ConfigError: the text is the address of another place."""
     path = os.fspath(text)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
-from rlplat.paths import shown
+from rlplat.paths import GALLERY, shown
 
 if TYPE_CHECKING:
     from rlplat.rl.interfaces import Episode
@@ -27,6 +28,7 @@ examples:
   rlplat play runs/demo                              writes runs/demo/videos/play_step_204800.mp4
   rlplat play runs/demo --checkpoint best --episodes 3 --out best.mp4
   rlplat play runs/demo --show                       in a window
+  rlplat play gallery/lunarlander                    an agent that comes with rlplat (docs/gallery.md)
 
 Needs PyAV for videos: pip install 'rlplat[video]'. No display is needed.
 """
@@ -64,7 +66,12 @@ def run(arguments: list[str]) -> int:
             f"episode {count}: return {figure(episode.episode_return)}, length {episode.length:,}", flush=True
         )
 
-    path = options.out or agent.directory / "videos" / f"play_{name}.mp4"
+    folder = (
+        Path(f"{agent.directory.name}-videos")
+        if GALLERY in agent.directory.parents
+        else agent.directory / "videos"
+    )
+    path = options.out or folder / f"play_{name}.mp4"
     with Window(f"{env} - {name}") if options.show else VideoWriter(path) as film:
         print(f"{env}, {shown(agent.checkpoint.path)} ({agent.checkpoint.info.env_steps:,} env steps)")
         episodes = agent.film(options.episodes, film, on_episode=tell)

@@ -22,7 +22,7 @@ from rlplat.checkpoints import BEST, WEIGHTS, Checkpoint, latest_valid, load_bes
 from rlplat.checkpoints import load as load_checkpoint
 from rlplat.config import closest, layer_from_arguments
 from rlplat.errors import CheckpointError, ConfigError, UsageError
-from rlplat.paths import user_path
+from rlplat.paths import run_path
 from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.statistics import Frozen, beside_weights, of_weights, put_statistics
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, PolicyOutput, Weights
@@ -318,14 +318,15 @@ def load(
 ) -> Agent:
     """The agent of a run, to act with.
 
-    run: a run directory, or one of its checkpoints; checkpoint: of a run: latest (the newest valid one; default), best,
-    or step_N; env: the environment, where the run's was a Python object without a name (or to act in another one of
-    equal spaces); policy: which one, where the run has several; seed: another one than the run's, for other episodes
-    and other draws; precision: of the network, float32 or bfloat16, for another one than the run's.
+    run: a run directory, one of its checkpoints, or gallery/NAME, an agent that comes with rlplat (docs/gallery.md);
+    checkpoint: of a run: latest (the newest valid one, or the best where only that was kept; default), best, or step_N;
+    env: the environment, where the run's was a Python object without a name (or to act in another one of equal spaces);
+    policy: which one, where the run has several; seed: another one than the run's, for other episodes and other draws;
+    precision: of the network, float32 or bfloat16, for another one than the run's.
 
     ConfigError where there is no run, CheckpointError where there is no such checkpoint or it is damaged.
     """
-    run = user_path(run)
+    run = run_path(run)
     warnings: list[str] = []
     if run.parent.name == "checkpoints" and not (run / "config.yaml").exists():
         if checkpoint is not None:
@@ -358,6 +359,8 @@ def _find(directory: Path, which: str, warnings: list[str]) -> Checkpoint:
         raise ConfigError(not_a_run(directory))
     if which == "latest":
         found, refused = latest_valid(directory)
+        if found is None and not refused:
+            found = load_best(directory)  # the run was copied without the rest
         if found is None:
             raise CheckpointError("\n".join([*refused, f"no valid checkpoint in {directory}"]))
         warnings += refused

@@ -11,7 +11,7 @@ from typing import Any
 from rlplat.errors import CheckpointError, ConfigError, RlplatError
 from rlplat.given.say import say as line_on_stderr
 from rlplat.given.say import say_traceback
-from rlplat.paths import user_path
+from rlplat.paths import run_path
 from rlplat.rl.run.trained_agent import load
 from rlplat.serve.deployments import Application, deployment
 from rlplat.serve.policies.exported_agent import ExportedAgent
@@ -61,7 +61,7 @@ def policy_application(
     checkpoint: latest, best or step_N; policy: which one, where the run has several; name: of the model (that of the
     run's directory); max_rows: of a forward pass.
     """
-    path = user_path(path)
+    path = run_path(path)
     agent: Any
     if path.suffix == ".onnx":
         for option, value in (("checkpoint", checkpoint), ("policy", policy), ("follow", follow)):
