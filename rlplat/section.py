@@ -71,7 +71,10 @@ class Section(BaseModel):
         ser_json_inf_nan="constants",
     )
 
-    def __init__(self, /, **values: Any) -> None:
+    def __init__(self, /, *nameless: Any, **values: Any) -> None:
+        if nameless:
+            name, first = type(self).__name__, next(iter(type(self).model_fields))
+            raise TypeError(f"{name} takes its settings by name: {name}({first}={nameless[0]!r})")
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -116,6 +116,13 @@ def test_the_error_is_still_a_validation_error() -> None:
     assert "pydantic.dev" not in f"{caught.value!s}"
 
 
+def test_settings_without_names_are_answered_with_the_name() -> None:
+    with pytest.raises(
+        TypeError, match=r"PPOConfig takes its settings by name: PPOConfig\(env='CartPole-v1'\)"
+    ):
+        PPOConfig("CartPole-v1")  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     ("config", "theirs", "ours"),
     [
