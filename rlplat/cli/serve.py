@@ -166,7 +166,7 @@ def _show(status: dict[str, Any]) -> None:
 
 def _serve_application(where: str, options: argparse.Namespace, token: str) -> int:
     """`app.py:app`, `package.module:app`: what `bind()` returned, or a function that returns such."""
-    from rlplat.serve.files.application_file import load_application
+    from rlplat.serve.files.applications import load_application
     from rlplat.serve.running import run
 
     app = load_application(where)

@@ -24,7 +24,8 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from concurrent.futures import Executor
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -156,6 +157,14 @@ def checked_model_id(text: str) -> str:
 def in_context(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:
     """The call, to be made in a thread, where it is of the same request."""
     return functools.partial(copy_context().run, function, *args, **kwargs)
+
+
+async def in_thread(values: Iterator[Any], executor: Executor) -> AsyncIterator[Any]:
+    """The values of a generator, each made in the executor."""
+    loop, end = asyncio.get_running_loop(), object()
+    step = in_context(next, values, end)
+    while (value := await loop.run_in_executor(executor, step)) is not end:
+        yield value
 
 
 # -------------------------------------------------------------------- the models of one object

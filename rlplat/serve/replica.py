@@ -28,7 +28,7 @@ from rlplat.serve.deployments import Deployment, PartName, replaced
 from rlplat.serve.handle import Handle, all_routes, peers_of, set_models, set_routes
 from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.metrics import Metrics, exposition
-from rlplat.serve.multiplexing import ModelRequest, Models, in_context, loaders_of
+from rlplat.serve.multiplexing import ModelRequest, Models, in_context, in_thread, loaders_of
 from rlplat.serve.refusals import Gate, Refused
 
 QUIET_S = 0.25
@@ -192,19 +192,14 @@ class Replica:
         async with self._gate:
             with ModelRequest(_model_id):
                 values = method(*args, **kwargs)
-                if hasattr(values, "__aiter__"):
-                    async for value in values:
-                        yield value
-                elif inspect.isgenerator(values):
-                    loop = asyncio.get_running_loop()
-                    end = object()
-                    step = in_context(next, values, end)
-                    while (value := await loop.run_in_executor(self._thread, step)) is not end:
-                        yield value
-                else:
+                if inspect.isgenerator(values):
+                    values = in_thread(values, self._thread)
+                if not hasattr(values, "__aiter__"):
                     if inspect.iscoroutine(values):
                         values.close()
                     raise TypeError(f"{self._spec.deployment_name}.{_method} does not yield; call .remote()")
+                async for value in values:
+                    yield value
 
     async def ask(self, method: str, *args: Any) -> Any:
         """A question of the platform: it passes by the gate, and a replica that ends answers it too."""

@@ -15,7 +15,7 @@ pytest.importorskip("uvicorn")
 import rlplat
 from rlplat import serve
 from rlplat.cli import main
-from rlplat.serve.files.application_file import load_application
+from rlplat.serve.files.applications import load_application
 from rlplat.serve.policies.serving import serve_policy
 from tests.house.test_docs import ROOT, blocks
 from tests.serve.calling import request, train

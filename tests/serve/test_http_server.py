@@ -151,15 +151,6 @@ def test_an_answer_that_closes_the_connection_is_written_before_it_is_closed() -
     assert len(transport.writes) == 1 and transport.writes[0].endswith(b"hello") and transport.is_closed
 
 
-def test_an_answer_that_is_no_json_is_an_error_like_others(capsys: pytest.CaptureFixture[str]) -> None:
-    async def strange(request: Any) -> Any:
-        return {"at": object()}
-
-    written = b"".join(writes(strange, get()).writes)
-    assert written.startswith(b"HTTP/1.1 500") and b'"code":"failed"' in written
-    assert "object cannot be written as JSON; return a starlette Response" in capsys.readouterr().err
-
-
 def test_the_head_of_a_stream_does_not_wait_for_its_first_part() -> None:
     async def stream(request: Any) -> Any:
         async def parts() -> Any:
@@ -174,13 +165,6 @@ def test_the_head_of_a_stream_does_not_wait_for_its_first_part() -> None:
 
 def unwritable(request: Any) -> Any:
     return {"model": object()}
-
-
-def test_what_json_cannot_hold_is_a_500_in_the_form_of_all_errors(capsys: pytest.CaptureFixture) -> None:
-    text = b"".join(writes(unwritable, get()).writes).decode()
-    body = '{"error":{"code":"failed","message":"TypeError in the deployment; its log says more"}}'
-    assert text.startswith("HTTP/1.1 500") and text.endswith(body)
-    assert "object cannot be written as JSON" in capsys.readouterr().err
 
 
 def test_without_stderr_they_have_that_form_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,23 +182,30 @@ async def leaves_later(request: Any) -> Any:
     sys.exit("enough")
 
 
+async def unwritable_later(request: Any) -> Any:
+    return unwritable(request)
+
+
 def refuses_with_no_error_s_status(request: Any) -> Any:
     raise Refused(999, "odd", "never seen")
 
 
 @pytest.mark.parametrize(
-    "served, logged",
+    ("served", "logged"),
     [
         (leaves, "SystemExit(enough)"),
         (leaves_later, "SystemExit(enough)"),
         (refuses_with_no_error_s_status, "the status is 999; expected that of an error, 400 to 599"),
+        (unwritable, "object cannot be written as JSON; return a starlette Response"),
+        (unwritable_later, "object cannot be written as JSON; return a starlette Response"),
     ],
 )
-def test_what_is_no_answer_and_no_refusal_is_a_500(
+def test_what_is_no_answer_and_no_refusal_is_a_500_in_the_form_of_all_errors(
     served: Any, logged: str, capsys: pytest.CaptureFixture
 ) -> None:
     text = b"".join(writes(served, get()).writes).decode()
-    assert text.startswith("HTTP/1.1 500") and '"code":"failed"' in text
+    assert text.startswith("HTTP/1.1 500") and '{"error":{"code":"failed","message":"' in text
+    assert text.endswith(' in the deployment; its log says more"}}')
     assert logged in capsys.readouterr().err
 
 
@@ -491,33 +482,58 @@ FLOODS = {
 }
 
 
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+class SteeredTransport(Transport):
+    """Notes pauses among what is written."""
+
+    def pause_reading(self) -> None:
+        self.writes.append(b"pause")
+
+    def resume_reading(self) -> None:
+        self.writes.append(b"resume")
+
+
+async def reads_all(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "websocket.accept"})
+    while (await receive())["type"] != "websocket.disconnect":
+        pass
+
+
+@contextlib.asynccontextmanager
+async def web_socket(app: Any = reads_all, held: int = 10**6, **options: Any) -> AsyncIterator[Any]:
+    """(a connection that has been accepted, its transport, the task of the application)"""
+    transport, state = SteeredTransport(), State(Held(held))
+    config = Config(app, ws=WebSocketConnection, log_config=None, **options)
+    config.load()
+    connection: Any = WebSocketConnection(config, state, {})
+    connection.connection_made(transport)
+    connection.data_received(UPGRADE)
+    while not transport.writes:
+        await asyncio.sleep(0)
+    transport.writes.clear()
+    [task] = connection.tasks
+    yield connection, transport, task
+    connection.connection_lost(None)
+    await task
+    assert state.held.num_bytes == 0
+
+
 @pytest.mark.parametrize(("code", "flood"), FLOODS.values(), ids=FLOODS)
 def test_a_web_socket_that_floods_is_closed_with_the_reason(code: int, flood: bytes) -> None:
     async def main() -> None:
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await receive()
-            await send({"type": "websocket.accept"})
-            while (await receive())["type"] != "websocket.disconnect":
-                pass
-
-        transport, state = SteeredTransport(), State(Held(2500 if code == 1013 else 10**6))
-        config = Config(
-            app, ws=WebSocketConnection, log_config=None, ws_max_size=4000 if code == 1009 else 5000
-        )
-        config.load()
-        socket: Any = WebSocketConnection(config, state, {})
-        socket.connection_made(transport)
-        socket.data_received(UPGRADE)
-        while not transport.writes:
-            await asyncio.sleep(0)
-        for start in range(0, len(flood), 500):
-            if not transport.is_closed:
-                socket.data_received(flood[start : start + 500])
-                await asyncio.sleep(0)
-        assert transport.is_closed and code.to_bytes(2, "big") in b"".join(transport.writes[1:])
-        socket.connection_lost(None)
-        assert state.held.num_bytes == 0
-        await next(iter(socket.tasks))
+        held, most = 2500 if code == 1013 else 10**6, 4000 if code == 1009 else 5000
+        async with web_socket(held=held, ws_max_size=most) as (socket, transport, _):
+            for start in range(0, len(flood), 500):
+                if not transport.is_closed:
+                    socket.data_received(flood[start : start + 500])
+                    await asyncio.sleep(0)
+            assert transport.is_closed and code.to_bytes(2, "big") in b"".join(transport.writes)
 
     asyncio.run(main())
 
@@ -529,25 +545,55 @@ def test_a_web_socket_takes_turns_with_others() -> None:
         turns: list[str] = []
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
+            async def noted() -> Any:
+                message = await receive()
+                turns.append(message["type"])
+                return message
+
+            await reads_all(scope, noted, send)
+
+        async with web_socket(app) as (socket, _, _):
+            socket.data_received(50 * b"\x82\x81\0\0\0\0a")
+            while turns.count("websocket.receive") < 50:
+                await asyncio.sleep(0)
+                turns.append("other")
+            assert turns.count("other") >= 49
+
+    asyncio.run(main())
+
+
+def test_a_web_socket_reads_on_until_two_messages_wait_and_drops_what_is_sent_behind_a_close() -> None:
+    async def main() -> None:
+        got: list[Any] = []
+        go = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()
             await send({"type": "websocket.accept"})
-            while (await receive())["type"] != "websocket.disconnect":
-                turns.append("message")
+            await go.wait()
+            got.extend([(await receive())["bytes"] for _ in range(2)])
+            await send({"type": "websocket.close", "code": 1012})
+            await send({"type": "websocket.send", "bytes": b"too late"})
 
-        config = Config(app, ws=WebSocketConnection, log_config=None)
-        config.load()
-        socket: Any = WebSocketConnection(config, State(Held(10**6)), {})
-        socket.connection_made(SteeredTransport())
-        socket.data_received(UPGRADE)
-        while not socket.handshake_complete:
-            await asyncio.sleep(0)
-        socket.data_received(50 * b"\x82\x81\0\0\0\0a")
-        while turns.count("message") < 50:
-            await asyncio.sleep(0)
-            turns.append("other")
-        assert turns.count("other") >= 49
-        socket.connection_lost(None)
-        await next(iter(socket.tasks))
+        async with web_socket(app) as (socket, transport, task):
+            message = b"\x82\x81\0\0\0\0"
+            socket.data_received(message + b"a")
+            assert transport.writes == []
+            socket.data_received(message + b"b")
+            go.set()
+            await task
+            assert got == [b"a", b"b"]
+            assert transport.writes == [b"pause", b"resume", b"\x88\x02\x03\xf4"]
+
+    asyncio.run(main())
+
+
+def test_a_web_socket_text_that_is_not_utf_8_closes_it_with_the_reason() -> None:
+    async def main() -> None:
+        async with web_socket() as (socket, transport, task):
+            socket.data_received(b"\x81\x82\0\0\0\0\xff\xfe")
+            await task
+            assert transport.writes == [b"\x88\x1a\x03\xefa text that is not UTF-8"]
 
     asyncio.run(main())
 
@@ -572,80 +618,3 @@ def test_uvicorn_has_what_is_used_of_it() -> None:
             assert [name for name in names.split() if not hasattr(made, name)] == []
 
     asyncio.run(main())
-
-
-UPGRADE = (
-    b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
-
-
-class SteeredTransport(Transport):
-    """Notes pauses among what is written."""
-
-    def pause_reading(self) -> None:
-        self.writes.append(b"pause")
-
-    def resume_reading(self) -> None:
-        self.writes.append(b"resume")
-
-
-def test_a_web_socket_reads_on_until_two_messages_wait_and_drops_what_is_sent_behind_a_close() -> None:
-    async def main() -> list[Any]:
-        got: list[Any] = []
-        go = asyncio.Event()
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await receive()
-            await send({"type": "websocket.accept"})
-            await go.wait()
-            got.extend([(await receive())["bytes"] for _ in range(2)])
-            await send({"type": "websocket.close", "code": 1012})
-            await send({"type": "websocket.send", "bytes": b"too late"})
-
-        transport = SteeredTransport()
-        config = Config(app, ws=WebSocketConnection, log_config=None)
-        config.load()
-        connection: Any = WebSocketConnection(config, State(Held(1000)), {})
-        connection.connection_made(transport)
-        connection.data_received(UPGRADE)
-        while not transport.writes:
-            await asyncio.sleep(0)
-        transport.writes.clear()
-        message = b"\x82\x81\0\0\0\0"
-        connection.data_received(message + b"a")
-        assert transport.writes == []
-        connection.data_received(message + b"b")
-        assert transport.writes == [b"pause"]
-        go.set()
-        [task] = connection.tasks
-        await task
-        connection.stop_keepalive()
-        connection.close_timer.cancel()
-        assert got == [b"a", b"b"]
-        return transport.writes
-
-    assert asyncio.run(main()) == [b"pause", b"resume", b"\x88\x02\x03\xf4"]
-
-
-def test_a_web_socket_text_that_is_not_utf_8_closes_it_with_the_reason() -> None:
-    async def main() -> list[bytes]:
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await receive()
-            await send({"type": "websocket.accept"})
-            assert (await receive())["type"] == "websocket.disconnect"
-
-        transport = SteeredTransport()
-        config = Config(app, ws=WebSocketConnection, log_config=None)
-        config.load()
-        connection: Any = WebSocketConnection(config, State(Held(1000)), {})
-        connection.connection_made(transport)
-        connection.data_received(UPGRADE)
-        while not transport.writes:
-            await asyncio.sleep(0)
-        connection.data_received(b"\x81\x82\0\0\0\0\xff\xfe")
-        await next(iter(connection.tasks))
-        connection.stop_keepalive()
-        return transport.writes[1:]
-
-    assert asyncio.run(main()) == [b"\x88\x1a\x03\xefa text that is not UTF-8"]

@@ -131,7 +131,7 @@ def test_a_canary_is_ended_or_promoted(before: str, after: str, expected: Any, t
 def test_the_canary_by_itself_is_what_it_is_promoted_to(tmp_path: Path) -> None:
     first = read(tmp_path, f"applications: {{a: {with_canary(RUN, 'run: s, checkpoint: best')}}}")
     after = RUN.replace("run: r", "run: s, checkpoint: best")
-    assert first["a"].of_canary() == read(tmp_path, f"applications: {{a: {after}}}")["a"]
+    assert first["a"].canary == read(tmp_path, f"applications: {{a: {after}}}")["a"]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import rlplat
-from rlplat.errors import RlplatError, UsageError
+from rlplat.config import closest
+from rlplat.errors import ConfigError, RlplatError, UsageError
 from rlplat.given.raised_at import raised_here
 from rlplat.listening import read_token
-from rlplat.serve.deployments import Application, with_options
-from rlplat.serve.files.application_file import load_application
+from rlplat.rl.class_path import forget_changed, load_module
+from rlplat.serve.deployments import Application, Deployment, with_options
 from rlplat.serve.files.settings import Adjust, ApplicationSettings, Change, Wanted, changes
 from rlplat.serve.policies.serving import deployment_of, policy_application, serve_policy
 from rlplat.serve.running import Running, run
@@ -94,12 +95,11 @@ class Applications:
         alone = wanted.without_canary()
         before = alone if change is Change.UPDATE else self._wanted.get(name, alone)  # it ends a canary
         self._wanted[name] = alone
-        canary = wanted.settings.canary
-        if not _same_canary(before, wanted):
-            if canary is None:
+        if (before.canary, before.share) != (wanted.canary, wanted.share):
+            if wanted.canary is None:
                 self._running[name].end_canary()
             else:
-                self._running[name].update(_application(wanted.of_canary(), name), canary=canary.share)
+                self._running[name].update(_application(wanted.canary, name), canary=wanted.share)
         self._wanted[name] = wanted
         return str(change)
 
@@ -134,10 +134,6 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{raised_here(error)}"
 
 
-def _same_canary(one: Wanted, other: Wanted) -> bool:
-    return (one.settings.canary, one.canary_code) == (other.settings.canary, other.canary_code)
-
-
 def _application(wanted: Wanted, name: str) -> Application:
     settings = wanted.settings
     if settings.app is not None:
@@ -154,3 +150,27 @@ def _of_run(settings: ApplicationSettings, name: str) -> dict[str, Any]:
         "num_replicas": settings.replicas,
         "max_rows": settings.max_rows,
     }
+
+
+def load_application(where: str) -> Application:
+    """`FILE.py:NAME` or `package.module:NAME`; the name is of what `bind()` returned, of a deployment that needs no
+    arguments, or of a function that returns such. ConfigError otherwise."""
+    home, _, name = where.rpartition(":")
+    forget_changed()  # a server lives on while its files are edited
+    try:
+        module = load_module(home)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"cannot import {home}: {error}") from None
+    if not hasattr(module, name):
+        names = [key for key, value in vars(module).items() if isinstance(value, Application | Deployment)]
+        raise ConfigError(
+            f"{home} has no '{name}'{closest(name, names)}; applications in it: {', '.join(names) or 'none'}"
+        )
+    found: Any = getattr(module, name)
+    if not isinstance(found, Application | Deployment) and callable(found):
+        found = found()
+    if isinstance(found, Deployment):
+        found = found.bind()
+    if not isinstance(found, Application):
+        raise ConfigError(f"{where} is {type(found).__name__}; expected an application, what bind() returns")
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -100,28 +100,15 @@ class ServeSettings(Section):
 @dataclass(frozen=True)
 class Wanted:
     settings: ApplicationSettings
-    """Paths in it are absolute."""
+    """Without a canary; paths in it are absolute."""
     code: str = ""
     """A digest of the app's file."""
-    canary_code: str = ""
-
-    def of_canary(self) -> Wanted:
-        """The application that the canary is, by itself."""
-        canary = self.settings.canary
-        assert canary is not None
-        changes: dict[str, Any] = {"canary": None}
-        if canary.app is not None:
-            changes["app"] = canary.app
-        else:
-            changes |= {
-                "run": canary.run or self.settings.run,
-                "checkpoint": canary.checkpoint,
-                "policy": canary.policy,
-            }
-        return Wanted(self.settings.model_copy(update=changes), self.canary_code)
+    canary: Wanted | None = None
+    """The application that it is, by itself."""
+    share: float = 0.0
 
     def without_canary(self) -> Wanted:
-        return Wanted(self.settings.model_copy(update={"canary": None}), self.code)
+        return Wanted(self.settings, self.code)
 
 
 def read_applications(path: str | os.PathLike[str]) -> dict[str, Wanted]:
@@ -129,34 +116,32 @@ def read_applications(path: str | os.PathLike[str]) -> dict[str, Wanted]:
     folder = user_path(path).parent
     wanted = {}
     for name, each in resolve(ServeSettings, [load_yaml(path)]).applications.items():
-        found, code = _located(each, folder, f"{path}: {name}")
-        canary_code = ""
-        if each.canary is not None:
-            changes, canary_code = _located(each.canary, folder, f"{path}: {name}.canary")
-            found["canary"] = each.canary.model_copy(update=changes)
-        if each.token_file is not None:
-            found["token_file"] = str(folder / expanded(each.token_file))
-        wanted[name] = Wanted(each.model_copy(update=found), code, canary_code)
+        wanted[name] = _located(each, folder, f"{path}: {name}")
+        if (canary := each.canary) is not None:
+            changes: dict[str, Any] = {"app": canary.app}
+            if canary.app is None:
+                run = canary.run or each.run
+                changes = {"run": run, "checkpoint": canary.checkpoint, "policy": canary.policy}
+            other = _located(each.model_copy(update=changes), folder, f"{path}: {name}.canary")
+            wanted[name] = replace(wanted[name], canary=other, share=canary.share)
     return wanted
 
 
-def _located(
-    settings: ApplicationSettings | CanarySettings, folder: Path, where: str
-) -> tuple[dict[str, Any], str]:
-    """(its run and app with absolute paths, the digest of the app's file)."""
-    found: dict[str, Any] = {}
-    if settings.run is not None:
-        found["run"] = str(folder / expanded(settings.run))
-    if settings.app is None:
-        return found, ""
-    home, _, attribute = settings.app.rpartition(":")
-    if not home:
-        raise ConfigError(f"{where}: app is '{settings.app}'; expected FILE.py:NAME")
-    if not home.endswith(".py"):
-        return found, ""
-    file = folder / expanded(home)
-    found["app"] = f"{file}:{attribute}"
-    return found, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+def _located(settings: ApplicationSettings, folder: Path, where: str) -> Wanted:
+    code = ""
+    found: dict[str, Any] = {"canary": None}
+    for key in ("run", "token_file"):
+        if (value := getattr(settings, key)) is not None:
+            found[key] = str(folder / expanded(value))
+    if settings.app is not None:
+        home, _, attribute = settings.app.rpartition(":")
+        if not home:
+            raise ConfigError(f"{where}: app is '{settings.app}'; expected FILE.py:NAME")
+        if home.endswith(".py"):
+            file = folder / expanded(home)
+            found["app"] = f"{file}:{attribute}"
+            code = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return Wanted(settings.model_copy(update=found), code)
 
 
 class Change(StrEnum):
@@ -197,7 +182,7 @@ def changes(now: dict[str, Wanted], wanted: dict[str, Wanted]) -> dict[str, Chan
 
 
 def _change(old: Wanted, new: Wanted) -> Change | Adjust:
-    had_canary = old.settings.canary is not None
+    had_canary = old.canary is not None
     old, new = old.without_canary(), new.without_canary()
     if old == new:
         return Change.CHANGE_CANARY

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from typing import Any
 
@@ -28,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from rlplat.given.say import say_traceback
-from rlplat.serve.multiplexing import in_context
+from rlplat.serve.multiplexing import in_context, in_thread
 from rlplat.serve.refusals import Refused
 
 
@@ -140,7 +139,7 @@ def response_of(answer: Any, executor: Executor) -> Response:
     if hasattr(answer, "__aiter__"):
         return StreamingResponse(answer, media_type="text/plain")
     if inspect.isgenerator(answer):
-        return StreamingResponse(_in_thread(answer, executor), media_type="text/plain")
+        return StreamingResponse(in_thread(answer, executor), media_type="text/plain")
     if answer is None:
         return Response(status_code=204)
     if isinstance(answer, str):
@@ -155,13 +154,6 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON; return a starlette Response")
-
-
-async def _in_thread(values: Any, executor: Executor) -> AsyncIterator[Any]:
-    loop, end = asyncio.get_running_loop(), object()
-    step = in_context(next, values, end)
-    while (value := await loop.run_in_executor(executor, step)) is not end:
-        yield value
 
 
 async def _end(answer: Any, executor: Executor) -> None:
