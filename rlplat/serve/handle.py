@@ -125,14 +125,8 @@ class Response:
                 self._send()
             try:
                 answer = await self._ref
-            except (ActorDied, WorkerCrashed, Refused) as error:
-                self._again(error, attempt)
-            except asyncio.CancelledError:
-                self._release_when_done()
-                raise
-            except BaseException:
-                self._release()
-                raise
+            except BaseException as error:
+                self._failed(error, attempt)
             else:
                 self._release()
                 return answer
@@ -153,14 +147,8 @@ class Response:
             try:
                 left = None if timeout_s is None else max(0.0, end - time.monotonic())
                 answer = rlplat.get(self._ref, timeout=left)
-            except (ActorDied, WorkerCrashed, Refused) as error:
-                self._again(error, attempt)
-            except (GetTimeout, KeyboardInterrupt):
-                self._release_when_done()
-                raise
-            except BaseException:
-                self._release()
-                raise
+            except BaseException as error:
+                self._failed(error, attempt)
             else:
                 self._release()
                 return answer
@@ -202,10 +190,15 @@ class Response:
             deployment = self._handle.deployment
             self._ref.future().add_done_callback(lambda _: _count(deployment, replica, -1))
 
-    def _again(self, error: Exception, attempt: int) -> None:
+    def _failed(self, error: BaseException, attempt: int) -> None:
         """Send it to another replica, or raise."""
+        if isinstance(error, asyncio.CancelledError | GetTimeout | KeyboardInterrupt):
+            self._release_when_done()
+            raise error
         self._gone.add(self._replica or "")
         self._release()
+        if not isinstance(error, ActorDied | WorkerCrashed | Refused):
+            raise error
         _require_another(self._handle, error, attempt)
         self._send()
 

@@ -84,27 +84,15 @@ def _act(agent: Any, pieces: list[Piece], greedy: bool) -> list[Any]:
     sizes = [piece.stop - piece.start for piece in pieces]
     state = np.concatenate([_state_of(agent, piece) for piece in pieces]) if agent.state_size else None
     output, following = agent.act_on_rows(rows, greedy=greedy, state=state)
-    env_steps = agent.checkpoint.info.env_steps
-    if len(pieces) == 1:
-        acted: list[Any] = [Acted(output.actions, output.log_probs, output.values, following, env_steps)]
-    else:
-        ends = np.cumsum(sizes)
-        acted = [
-            Acted(
-                output.actions[end - size : end],
-                output.log_probs[end - size : end],
-                output.values[end - size : end],
-                following[end - size : end],
-                env_steps,
-            )
-            for end, size in zip(ends.tolist(), sizes, strict=True)
-        ]
-    if not (np.isfinite(output.values).all() and _is_finite(output.actions)):
-        acted = [
-            each if np.isfinite(each.values).all() and _is_finite(each.actions) else _diverged()
-            for each in acted
-        ]
-    return acted
+    env_steps, ends = agent.checkpoint.info.env_steps, np.cumsum(sizes).tolist()
+    columns = (output.actions, output.log_probs, output.values, following)
+    acted: list[Any] = [
+        Acted._make([*(column[end - size : end] for column in columns), env_steps])
+        for end, size in zip(ends, sizes, strict=True)
+    ]
+    if _is_finite(output.values) and _is_finite(output.actions):
+        return acted
+    return [each if _is_finite(each.values) and _is_finite(each.actions) else _diverged() for each in acted]
 
 
 def _state_of(agent: Any, piece: Piece) -> Array:
@@ -116,8 +104,8 @@ def _state_of(agent: Any, piece: Piece) -> Array:
     return part
 
 
-def _is_finite(actions: Array) -> bool:
-    return actions.dtype.kind != "f" or bool(np.isfinite(actions).all())
+def _is_finite(array: Array) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def _diverged() -> Refused:
