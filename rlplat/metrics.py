@@ -17,6 +17,7 @@ import io
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -70,6 +71,12 @@ def finite_or_none(value: Any) -> Any:
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def number_or_none(value: Any) -> float | None:
+    """What a record has, where it is a finite number that a float can hold."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and abs(value) <= sys.float_info.max else None
 
 
 class Appender:

@@ -10,14 +10,13 @@ for the next time, one that is not a JSON object is skipped and counted.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rlplat.metrics import whole_lines
+from rlplat.metrics import number_or_none, whole_lines
 
 MAX_KEPT_BYTES = 16 << 20
 """Of the lines whose rows one reading keeps. Of a larger file it keeps every second row, every fourth, ..."""
@@ -115,12 +114,7 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 def columns(rows: list[dict[str, Any]], names: list[str] | None = None) -> dict[str, list[float | None]]:
     """name -> one number a row, None where a row has none. names: only these; None: all that any row has."""
     wanted = list(dict.fromkeys(name for row in rows for name in row)) if names is None else names
-    return {name: [_number(row.get(name)) for row in rows] for name in wanted}
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and abs(value) <= sys.float_info.max else None
+    return {name: [number_or_none(row.get(name)) for row in rows] for name in wanted}
 
 
 def thinned(rows: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:

@@ -6,12 +6,13 @@ Agonizing Pain", 2021); the thresholds are ours. A rule that lacks its metric sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from rlplat.metrics import number_or_none
 
 Rows = Sequence[Mapping[str, Any]]
 RECENT = 10
@@ -38,9 +39,8 @@ def hints(rows: Rows, config: Mapping[str, Any]) -> list[Hint]:
 
 def _values(rows: Rows, name: str) -> np.ndarray:
     """float64[N] of the rows that have a finite one."""
-    values = [row.get(name) for row in rows]
-    kept = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
-    return np.array(kept, float)
+    values = (number_or_none(row.get(name)) for row in rows)
+    return np.array([value for value in values if value is not None], float)
 
 
 def _steps_too_large(rows: Rows, config: Mapping[str, Any]) -> Hint | None:
@@ -159,11 +159,11 @@ def _evaluation_differs(rows: Rows, config: Mapping[str, Any]) -> Hint | None:
     if row is None:
         return None
     mean, std, training = (
-        row.get(name) for name in ("eval/return_mean", "eval/return_std", "episode_return_mean")
+        number_or_none(row.get(name))
+        for name in ("eval/return_mean", "eval/return_std", "episode_return_mean")
     )
-    if not all(isinstance(value, int | float) for value in (mean, std, training)):
+    if mean is None or std is None or training is None:
         return None
-    assert mean is not None and std is not None and training is not None
     if training - mean > 2 * max(float(std), 0.05 * abs(float(training)), 1e-9):
         return Hint(
             f"evaluation returns {mean:g}, training {training:g}",

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlplat.metrics import whole_lines
+from rlplat.metrics import number_or_none, whole_lines
 
 MOST_ROWS = 500
 """Of one `Rows`."""
@@ -129,20 +128,14 @@ def _record(line: bytes | None) -> dict[str, Any] | None:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _row(record: dict[str, Any], is_closing: bool = False) -> Row:
-    values: dict[str, float] = {}
-    for name, value in record.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if (
-            is_number
-            and abs(value) < 1e308
-            and math.isfinite(value)
-            and (not is_closing or name.startswith("eval/"))
-        ):
-            values[name] = value
-    wall_s = record.get("wall_s")
-    seconds = float(wall_s) if isinstance(wall_s, int | float) and math.isfinite(wall_s) else 0.0
-    return Row(record["env_steps"], seconds, values, is_closing)
+    numbers = {name: number_or_none(value) for name, value in record.items()}
+    values = {
+        name: value
+        for name, value in numbers.items()
+        if value is not None and (not is_closing or name.startswith("eval/"))
+    }
+    return Row(record["env_steps"], float(numbers.get("wall_s") or 0.0), values, is_closing)

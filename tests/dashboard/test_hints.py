@@ -56,7 +56,7 @@ def test_a_run_that_learns_has_no_hint(num: int) -> None:
     assert hints(learning(num), {"max_gradient_norm": 0.5}) == []
 
 
-@pytest.mark.parametrize("value", [None, "text", float("nan"), True])
+@pytest.mark.parametrize("value", [None, "text", float("nan"), True, 10**400])
 def test_metrics_that_are_no_numbers_say_nothing(value: Any) -> None:
     names: list[str] = [name for name in learning(1)[0] if name != "iteration"]
     missing: Callable[[int], Any] = lambda n: value  # noqa: E731

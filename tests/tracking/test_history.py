@@ -135,7 +135,9 @@ def test_a_line_whose_second_half_comes_between_two_reads_is_left_for_the_next_t
 def test_columns_come_and_go_and_what_is_no_finite_number_is_absent(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     odd = b'{"iteration": 2, "env_steps": 20, "a": NaN, "b": Infinity, "c": null, "d": "x", "e": true, "f": 1e400}\n'
-    huge = b'{"iteration": 3, "env_steps": 30, "wall_s": null, "g": 1' + b"0" * 400 + b', "h": 2}\n'
+    big = b"1" + b"0" * 400
+    huge = b'{"iteration": 3, "env_steps": 30, "wall_s": %b, "g": %b, "h": 2}\n' % (big, big)
+    huge += b'{"iteration": 4, "env_steps": %b}\n' % big
     path.write_bytes(line(1, a=1) + b"\n" + odd + huge)
     rows, _ = all_rows(path, Place())
     assert [row.values.keys() - {"iteration", "env_steps", "wall_s"} for row in rows] == [{"a"}, set(), {"h"}]
