@@ -248,18 +248,20 @@ class WebSocketConnection(_CutsOff, WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """Reads on while one message waits; from the second on it stops, until all were received."""
+        data, self.frames = b"".join(self.frames), []
         if self.close_sent:
             return
-        if self.curr_msg_data_type == "text" and not _is_text(b"".join(self.frames)):
-            self.frames = []
-            self._end(1007, "a text that is not UTF-8")
-            return
-        reads_on = self.queue.empty() and not self.read_paused
-        if reads_on:
-            self.read_paused = True  # so that uvicorn's does not stop it
-        super().send_receive_event_to_app()
-        if reads_on:
-            self.read_paused = False
+        message: Any = {"type": "websocket.receive", self.curr_msg_data_type: data}
+        if self.curr_msg_data_type == "text":
+            try:
+                message["text"] = data.decode()
+            except UnicodeDecodeError:
+                self._end(1007, "a text that is not UTF-8")
+                return
+        if not (self.queue.empty() or self.read_paused):
+            self.read_paused = True
+            self.transport.pause_reading()
+        self.queue.put_nowait(message)
 
     async def receive(self) -> Any:
         """Where more messages wait, others have their turn in between."""
@@ -273,11 +275,3 @@ class WebSocketConnection(_CutsOff, WebSocketsSansIOProtocol):
         if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
             return
         await super().send(message)
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:  # uvicorn logs a traceback of it
-        return False
-    return True

@@ -234,12 +234,18 @@ class HttpServer:
         if kind == "lifespan":
             await self._app(scope, receive, send)
             return
+        headers: dict[bytes, bytes] = {}  # several of one name are joined by commas
+        for name, value in scope["headers"]:
+            headers[name] = headers[name] + b"," + value if name in headers else value
         if not self._token:  # on loopback: see `rlplat.listening`
-            said = foreign_request(_joined(scope, b"host"), _joined(scope, b"origin"))
-            if said is not None:
-                await refuse(scope, receive, send, Refused(said[0], "forbidden", said[1]))
+            host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
+            foreign = foreign_request(host, origin)
+            if foreign is not None:
+                await refuse(scope, receive, send, Refused(foreign[0], "forbidden", foreign[1]))
                 return
-        elif not self._is_known(scope):
+        elif scope["path"] not in ("/health/live", "/health/ready") and not hmac.compare_digest(
+            headers.get(b"authorization", b""), b"Bearer " + self._token
+        ):
             message = "a token is needed: the header `Authorization: Bearer TOKEN`"
             await refuse(scope, receive, send, Refused(401, "unauthorized", message))
             return
@@ -255,9 +261,11 @@ class HttpServer:
                 require_method(scope["method"], "GET", "/metrics")
                 await _send_text(send, await self._scrape())
                 return
-            seconds = _timeout_s(scope, self._options.request_timeout_s)
-            model_id = _model_id(scope)
-            _require_length(scope, self._options.max_body_bytes)
+            seconds = _timeout_s(headers.get(TIMEOUT), self._options.request_timeout_s)
+            model_id = checked_model_id(headers[HEADER].decode("latin-1")) if HEADER in headers else ""
+            length = headers.get(b"content-length", b"0")
+            if len(length) > 15 or int(length) > self._options.max_body_bytes:
+                raise too_large(self._options.max_body_bytes)
         except Refused as refusal:
             await refuse(scope, receive, send, refusal)
             return
@@ -286,10 +294,10 @@ class HttpServer:
             elif body.refusal is not None:
                 return  # an application that answers that its client has left
             elif head is None:
-                headers = message.get("headers", ())
-                head = {**message, "headers": [*headers, _CLOSE]} if self._is_draining else message
-                has_length = any(name == b"content-length" for name, _ in headers)
-                if not has_length and (body.is_whole or not _has_body(scope)):
+                said = message.get("headers", ())
+                head = {**message, "headers": [*said, _CLOSE]} if self._is_draining else message
+                has_length = any(name == b"content-length" for name, _ in said)
+                if not has_length and (body.is_whole or not headers.keys() & _OF_BODIES):
                     await send_head()
             else:
                 with writer:
@@ -326,49 +334,20 @@ class HttpServer:
             self._metrics.count("rlplat_serve_requests_total", (("status", str(status)),))
             self._metrics.observe("rlplat_serve_request_seconds", (), perf_counter() - begin)
 
-    def _is_known(self, scope: Scope) -> bool:
-        if scope["path"] in ("/health/live", "/health/ready"):
-            return True
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                return hmac.compare_digest(value, b"Bearer " + self._token)
-        return False
+
+_OF_BODIES = {b"content-length", b"transfer-encoding"}
 
 
-def _joined(scope: Scope, name: bytes) -> str:
-    return b",".join(value for each, value in scope["headers"] if each == name).decode("latin-1")
-
-
-def _timeout_s(scope: Scope, most: float) -> float:
-    for name, value in scope["headers"]:
-        if name == TIMEOUT:
-            try:
-                seconds = float(value)
-            except ValueError:
-                seconds = 0.0
-            if not seconds > 0:
-                shown = value.decode("latin-1")
-                message = f"{TIMEOUT.decode()} is {shown!r:.50}; expected a positive number of seconds"
-                raise Refused(400, "bad-timeout", message)
-            return min(seconds, most)
-    return most
-
-
-def _require_length(scope: Scope, max_bytes: int) -> None:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and (len(value) > 15 or int(value) > max_bytes):
-            raise too_large(max_bytes)
-
-
-def _has_body(scope: Scope) -> bool:
-    return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
-
-
-def _model_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == HEADER:
-            return checked_model_id(value.decode("latin-1"))
-    return ""
+def _timeout_s(given: bytes | None, most: float) -> float:
+    try:
+        seconds = most if given is None else float(given)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        shown = (given or b"").decode("latin-1")
+        message = f"{TIMEOUT.decode()} is {shown!r:.50}; expected a positive number of seconds"
+        raise Refused(400, "bad-timeout", message)
+    return min(seconds, most)
 
 
 class _Limit:

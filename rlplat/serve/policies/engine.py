@@ -86,10 +86,10 @@ def _act(agent: Any, pieces: list[Piece], greedy: bool) -> list[Any]:
     output, following = agent.act_on_rows(rows, greedy=greedy, state=state)
     env_steps, ends = agent.checkpoint.info.env_steps, np.cumsum(sizes).tolist()
     columns = (output.actions, output.log_probs, output.values, following)
-    acted: list[Any] = [
-        Acted._make([*(column[end - size : end] for column in columns), env_steps])
-        for end, size in zip(ends, sizes, strict=True)
-    ]
+    acted: list[Any] = []
+    for end, size in zip(ends, sizes, strict=True):
+        actions, log_probs, values, after = (column[end - size : end] for column in columns)
+        acted.append(Acted(actions, log_probs, values, after, env_steps))
     if _is_finite(output.values) and _is_finite(output.actions):
         return acted
     return [each if _is_finite(each.values) and _is_finite(each.actions) else _diverged() for each in acted]
