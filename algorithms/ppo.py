@@ -40,14 +40,16 @@ Measured with `benchmarks/train.py`; `configs/ppo/` holds the tuned runs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from pydantic import Field, model_validator
 
 from rlplat.rl.algorithm_config import AdamWConfig, OnPolicyConfig
-from rlplat.rl.interfaces import Result, UpdateReport
+from rlplat.rl.interfaces import Result, UpdateReport, Weights
 from rlplat.rl.learning.learner import OnPolicyLearner
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig
+from rlplat.rl.normalization import PopArt, require_value_head
 from rlplat.rl.run.algorithm import OnPolicy
 from rlplat.rl.sampling.returns import explained_variance, gae
 from rlplat.rl.schedules import ClipRange, EntropyCoef, LearningRate, adapted_rate
@@ -83,6 +85,9 @@ class PPOConfig(OnPolicyConfig, AdamWConfig):
     """Clip the value's move by `clip_range` as well (c9)."""
     entropy_coef: EntropyCoef = 0.0
     """Weight of the entropy bonus (c10)."""
+    normalize_value: bool = False
+    """The critic learns returns less their running mean, divided by their running deviation (PopArt, van Hasselt et al.
+    2016), so that their scale does not matter; values that policies give stay in units of the rewards."""
     normalize_advantages: bool = True
     """Mean 0 and deviation 1 within each minibatch (c7)."""
     adam_epsilon: Epsilon = 1e-5
@@ -104,6 +109,7 @@ class PPOConfig(OnPolicyConfig, AdamWConfig):
     multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
     """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""
 
+    fixed_on_resume = (*OnPolicyConfig.fixed_on_resume, "normalize_value")
     needs_figures = {"target_kl": "approx_kl", "desired_kl": "approx_kl"}
 
     @model_validator(mode="after")
@@ -175,18 +181,27 @@ class TorchPPO(ActorCriticNet):
 class PPOLearner(OnPolicyLearner[PPOConfig]):
     """An actor: algorithm 1 of the paper from its line 4 on. Knows no framework: `self.net` does the arithmetic."""
 
-    saved = {"adapted": "adapted"}
+    saved = {"adapted": "adapted", "popart": "popart"}
+    popart: PopArt | None = None
 
     def __init__(self, *arguments: Any) -> None:
         self.adapted: dict[str, float] = {}
         """Settings that the learning has moved (`desired_kl`), by name."""
         super().__init__(*arguments)
+        if self.config.normalize_value:
+            require_value_head(self.trainee.weights())
+            self.popart = PopArt()
 
     def settings_now(self) -> Any:
         return super().settings_now().model_copy(update=self.adapted)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state({"adapted": {}} | state)  # earlier versions kept none
+        given = {"popart": PopArt().get_state()} if self.popart and "acts_from_start" in state else {}
+        super().set_state({"adapted": {}, "popart": None} | state | given)  # earlier versions kept none
+
+    def beside(self) -> Weights:
+        own = {} if self.popart is None else self.popart.in_rewards(self.trainee.weights())
+        return super().beside() | own
 
     def update(self, *batches: SampleBatch) -> UpdateReport:
         # Alg. 1, lines 2, 3: the N actors have run pi_old in their environments for T timesteps.
@@ -198,6 +213,11 @@ class PPOLearner(OnPolicyLearner[PPOConfig]):
         rollout.advantages, rollout.returns = gae(
             **rollout.steps, discount=config.discount, gae_lambda=config.gae_lambda
         )
+        if self.popart is not None:
+            valid = rollout.batch.valid
+            self.trainee.set_weights(self.popart.update(rollout.returns[valid], self.trainee.weights()))
+            rollout.returns, values = map(self.popart.normalize, (rollout.returns, rollout.batch.values))
+            rollout.batch = replace(rollout.batch, values=values)
         self.net.load(rollout)
         rollout.lap("prepare")
 

@@ -167,6 +167,7 @@ _OTHERS = {
     "clip_grad gradient_clip": Ours("max_gradient_norm"),
     "normalize_obs": Ours("normalize_observations"),
     "normalize_reward": Ours("normalize_rewards"),
+    "use_popart popart use_valuenorm value_normalization": Ours("normalize_value"),
     "clip_reward reward_clip": Ours("clip_rewards"),
     "max_kl": Ours("target_kl"),
     "kl_threshold": Ours("desired_kl"),

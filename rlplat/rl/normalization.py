@@ -1,4 +1,4 @@
-"""Running statistics of observations and rewards, and what is done with them (clipped at 10 deviations)."""
+"""Running statistics of observations, rewards and returns, and what is done with them."""
 
 from __future__ import annotations
 
@@ -240,6 +240,62 @@ def obs_statistics(obs: ObsSpec | dict[str, ObsSpec] | None) -> ObsStatistics:
         return ObsStatistics(None)
     low, high = obs.bounds if obs.kind == "image" else ((), ())
     return ObsStatistics(obs.shape, bool(low), pixel_span=max(high) - min(low) if low else 0.0)
+
+
+LEAST_DEVIATION = 1e-4
+"""Of returns: as in van Hasselt et al. 2016, section 4."""
+VALUE_HEAD = ("critic_head.weight", "critic_head.bias")
+"""[1, F] and [1]: the linear layer that gives values, whatever the framework."""
+
+
+def require_value_head(weights: Weights) -> None:
+    """ConfigError for a network whose values come from elsewhere than `VALUE_HEAD`."""
+    shapes = [getattr(weights.get(name), "shape", ()) for name in VALUE_HEAD]
+    if [shape[:1] for shape in shapes] != [(1,), (1,)]:
+        raise ConfigError(
+            "normalize_value rescales the linear layer that gives values, critic_head with weight [1, F] and bias [1], "
+            "which this network does not have: call it so, or omit normalize_value"
+        )
+
+
+class PopArt(Saved):
+    """A critic that learns returns by their running mean and deviation, and says values in units of the rewards (van
+    Hasselt et al. 2016, algorithm 1; the statistics are means over all returns so far).
+
+    weights = popart.update(returns, weights)           # the critic's head, which means the same values as before
+    targets = popart.normalize(returns)                 # what it is to learn
+    weights |= popart.in_rewards(weights)               # for everybody else: values in units of the rewards
+    """
+
+    saved = {"returns": "running"}
+
+    def __init__(self) -> None:
+        self.running = RunningMeanVar()
+
+    @property
+    def mean(self) -> float:
+        return float(self.running.mean)
+
+    @property
+    def deviation(self) -> float:
+        return max(float(np.sqrt(self.running.var)), LEAST_DEVIATION)
+
+    def normalize(self, values: Array) -> Array:
+        """float32"""
+        return ((values - self.mean) / self.deviation).astype(np.float32)
+
+    def in_rewards(self, weights: Weights) -> Weights:
+        """The head in weights -> one that gives deviation * its values + mean."""
+        weight, bias = (weights[name] for name in VALUE_HEAD)
+        head = (weight * self.deviation, bias * self.deviation + self.mean)
+        return {name: each.astype(np.float32) for name, each in zip(VALUE_HEAD, head, strict=True)}
+
+    def update(self, returns: Array, weights: Weights) -> Weights:
+        """returns: [N] -> weights whose values are in units of the rewards what they were (equation 3)."""
+        weight, bias = (each.astype(np.float64) for each in self.in_rewards(weights).values())
+        self.running.update(returns)
+        head = (weight / self.deviation, (bias - self.mean) / self.deviation)
+        return weights | {name: each.astype(np.float32) for name, each in zip(VALUE_HEAD, head, strict=True)}
 
 
 class RewardNormalizer:

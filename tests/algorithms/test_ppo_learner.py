@@ -16,11 +16,12 @@ pytest.importorskip("torch")
 import rlplat
 from rlplat.algorithms import ppo as ppo_module
 from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner, ppo_loss
-from rlplat.errors import NonFiniteError
+from rlplat.errors import ConfigError, NonFiniteError
 from rlplat.rl.interfaces import Episode
 from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
-from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
+from rlplat.rl.learning.weights import acting_weights, given_to
+from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, require_value_head
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec
@@ -211,6 +212,49 @@ def test_desired_kl_moves_the_learning_rate_after_each_epoch_and_a_resumed_one_g
     del earlier["adapted"]
     resumed.set_state(earlier)
     assert resumed.settings_now().learning_rate == 1e-3
+
+
+@pytest.mark.parametrize("backend", ["torch", "numpy"])
+def test_a_normalised_critic_publishes_values_in_units_of_the_rewards(
+    parameter_server: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"normalize_value": True, "learner": {"backend": backend}, "num_epochs": 1}
+    learner, batch = make_learner(parameter_server, **settings), make_batch()
+    batch.rewards *= 1e3
+    loaded: list[Any] = []
+    load = learner.net.load
+    monkeypatch.setattr(learner.net, "load", lambda rollout: (loaded.append(rollout), load(rollout)))
+    values = batch.values.copy()
+    learner.update(batch)
+    (rollout,) = loaded
+    np.testing.assert_array_equal(batch.values, values)  # what workers have sent is not written to
+    targets = rollout.returns[batch.valid]
+    assert abs(targets.mean()) < 1e-5 and targets.std() == pytest.approx(1.0, rel=1e-4)
+    assert learner.popart.deviation > 100.0
+    expected = (values - learner.popart.mean) / learner.popart.deviation
+    np.testing.assert_allclose(rollout.batch.values, expected, rtol=1e-4, atol=1e-6)
+
+    own = learner.trainee.weights()
+    _, published = rlplat.get(parameter_server.latest.remote())
+    in_rewards = own["critic_head.bias"] * learner.popart.deviation + learner.popart.mean
+    np.testing.assert_allclose(published["critic_head.bias"], in_rewards, rtol=1e-5)
+    assert acting_weights(learner.get_state())["critic_head.bias"] == published["critic_head.bias"]
+
+    resumed = make_learner(parameter_server, **settings)
+    resumed.set_state(learner.get_state())
+    again = make_batch(seed=1)
+    assert resumed.update(again).metrics["learner/value_loss"] == pytest.approx(
+        learner.update(again).metrics["learner/value_loss"]
+    )
+    # Weights from elsewhere are in units of the rewards.
+    given = make_learner(parameter_server, **settings)
+    given.set_state(given_to(given.get_state(), published))
+    np.testing.assert_allclose(given.weights()["critic_head.bias"], published["critic_head.bias"], rtol=1e-5)
+
+
+def test_what_has_no_value_head_is_not_normalised() -> None:
+    with pytest.raises(ConfigError, match="normalize_value rescales the linear layer that gives values"):
+        require_value_head({"critic.weight": np.zeros((1, 3), np.float32)})
 
 
 @pytest.mark.parametrize("target_kl", [None, 0.1])

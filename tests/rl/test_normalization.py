@@ -13,6 +13,7 @@ from rlplat.rl.normalization import (
     OBS_VAR,
     ObsNormalizer,
     ObsStatistics,
+    PopArt,
     RewardNormalizer,
     RunningMeanVar,
     obs_statistics,
@@ -163,3 +164,32 @@ def test_running_returns_stand_still_in_rows_without_a_decision() -> None:
     assert normalizer.get_state()["workers"]["0"]["returns"] == pytest.approx([1.0])
     normalizer.normalize(rewards, ends, valid)
     assert normalizer.get_state()["workers"]["0"]["returns"] == pytest.approx([1.9])
+
+
+def test_statistics_of_returns_change_and_values_do_not() -> None:
+    """van Hasselt et al. 2016, equation 3: w' = w s / s', b' = (s b + m - m') / s', so that s' v' + m' = s v + m."""
+    rng, popart = np.random.default_rng(0), PopArt()
+    weights = {
+        "critic_head.weight": rng.normal(size=(1, 5)).astype(np.float32),
+        "critic_head.bias": np.ones(1, np.float32),
+        "log_std": np.zeros(2, np.float32),
+    }
+    features, seen = rng.normal(size=(7, 5)), np.zeros(0)
+
+    def values(head: dict[str, np.ndarray]) -> np.ndarray:
+        return features @ head["critic_head.weight"][0] + head["critic_head.bias"]
+
+    first = values(weights)
+    assert PopArt().normalize(np.float32([3.0])) == 3.0  # before there are any
+    for scale in (300.0, 20.0):
+        returns = rng.normal(1_000.0, scale, 50)
+        seen = np.concatenate([seen, returns])
+        weights = popart.update(returns, weights)
+        assert popart.mean == pytest.approx(seen.mean()) and popart.deviation == pytest.approx(seen.std())
+        np.testing.assert_allclose(
+            values(weights) * popart.deviation + popart.mean, first, rtol=1e-3, atol=1e-2
+        )
+        np.testing.assert_allclose(values(popart.in_rewards(weights)), first, rtol=1e-3, atol=1e-2)
+        np.testing.assert_allclose(
+            popart.normalize(seen), (seen - seen.mean()) / seen.std(), rtol=1e-4, atol=1e-5
+        )

@@ -347,6 +347,7 @@ class PPOSettings(OnPolicySettings, total=False):
     clip_range: ScheduleSetting
     clip_value_loss: bool
     entropy_coef: ScheduleSetting
+    normalize_value: bool
     normalize_advantages: bool
     adam_epsilon: float
     critic_learning_rate: ScheduleSetting | None
@@ -444,6 +445,7 @@ class AnySettings(AnyDQNSettings, AnySACSettings, RMSPropSettings, DataSettings,
     real_share: float
     minibatch_size: int
     clip_value_loss: bool
+    normalize_value: bool
     target_kl: float | None
     desired_kl: float | None
     dual_clip: float | None
