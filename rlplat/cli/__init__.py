@@ -48,6 +48,10 @@ _GROUPS = {
         "rsync-down": "copy files from the head",
         "port-forward": "reach a port of the head from here",
     },
+    "machines of one owner, without a launcher": {
+        "start": "make this machine a part of a cluster: its head, or one that works for it",
+        "stop": "end what start does on this machine",
+    },
     "a running program on this machine": {
         "status": "what its cluster has, does and waits for; or a CLUSTER.yaml",
         "list": "its tasks, actors, objects, nodes, workers, placement groups",
@@ -77,6 +81,8 @@ _MODULES = {
     "list": "look.listing",  # a module `list` would take the place of the builtin here
     "up": "cluster.nodes:up",
     "down": "cluster.nodes:down",
+    "start": "cluster.start",
+    "stop": "cluster.stop",
     "exec": "cluster.programs:exec_",
     "attach": "cluster.programs:attach",
     "submit": "cluster.programs:submit",

@@ -70,8 +70,9 @@ def init(
     resources: custom resources by name.
     backend: "zmq" (worker processes), "inproc" (everything in this process and thread, at once: for debuggers), or
         "ray" (a Ray cluster; docs/on-ray.md says what differs). None: $RLPLAT_BACKEND, or "zmq".
-    address: of a Ray cluster ("auto": the one that this machine belongs to); None: $RLPLAT_ADDRESS, or a new one on
-        this machine.
+    address: the join file of a cluster of several machines (docs/clusters.md), of which this one is the head while the
+        program runs. With "ray": of a Ray cluster ("auto": the one that this machine belongs to); None:
+        $RLPLAT_ADDRESS, or a new one on this machine.
     namespace: where the names of this program's actors count.
     preload: modules that the zygote imports once, so that every worker starts with them (for example "torch"); one that
         starts threads then is left out.
@@ -97,8 +98,8 @@ def init(
     check_texts("rlplat.init: preload", preload)
     if backend not in _BACKENDS:
         raise OptionError(f"unknown backend {backend!r}: 'zmq', 'inproc' or 'ray'")
-    if address is not None and backend != "ray":
-        raise OptionError(f"rlplat.init(address={address!r}): only backend='ray' connects to a cluster")
+    if address is not None and backend == "inproc":
+        raise OptionError(f"rlplat.init(address={address!r}): backend='inproc' has no cluster")
     outer = refs.connection()
     if outer is not None:
         if ignore_reinit_error and not (outer.can_nest and backend == "inproc"):

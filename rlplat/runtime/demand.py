@@ -135,11 +135,11 @@ def _check_bundle(
 def most_leases(shape: Shape, group: PlacementGroup | None, total: Resources) -> int:
     """How many leases of this shape there can be at once."""
     if group is None:
-        pools = [total]
+        pools = [dict(total)]  # what there is, of what there may come to be
     else:
         pools = group.bundle_specs if shape.bundle < 0 else [group.bundle_specs[shape.bundle]]
     if not shape.demand:
-        return max(1, int(total.get("CPU", 1)))
+        return max(1, int(total["CPU"] if "CPU" in total else 1))
     return max(
         1,
         sum(

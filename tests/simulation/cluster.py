@@ -227,7 +227,7 @@ class SimNode(Node):
 
     def join(self, node: str, total: dict[str, float], num_spares: int) -> None:
         with self._running():
-            self.head.node_joined(node, self.agent, total, num_spares)
+            self.head.node_joined(events.NodeJoined(node, total, num_spares), self.agent)
 
     def lose(self, node: str, reason: str) -> None:
         """A node is gone with all its workers."""

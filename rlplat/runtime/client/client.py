@@ -24,6 +24,7 @@ from rlplat.runtime.client.questions import Questions
 from rlplat.runtime.client.reading import Reader
 from rlplat.runtime.client.streams import Streams
 from rlplat.runtime.client.tasks import Tasks
+from rlplat.runtime.core.resources import Growing
 from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.waiters import Waiters
@@ -82,6 +83,7 @@ class Client:
         self.cancel, self.adopt = self.cancels.cancel, self.objects.adopt
         link.on(messages.Farewell, lambda sender, _: link.transport.post(sender, messages.FarewellHeard()))
         link.on(messages.Welcome, self._on_welcome)
+        link.on(messages.Grown, lambda _, message: self.tasks.cluster_has(Growing(message.total)))
         link.on(messages.WorkerDied, self._on_worker_died)
         link.on(messages.Inspect, lambda sender, m: report.answer(self, sender, m))
         link.chore(
@@ -140,7 +142,7 @@ class Client:
     # ---------------------------------------------------------------- news from the node (lock held)
 
     def _on_welcome(self, sender: str, message: messages.Welcome) -> None:
-        self.link.total.update(message.total)
+        self.link.total = Growing(message.total) if message.can_grow else message.total
         self.link.namespace = message.namespace
         self.objects.heard_who_lives(message.alive, message.next_worker, message.reasons)
 

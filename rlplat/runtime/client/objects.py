@@ -263,7 +263,10 @@ class Objects:
         if entry is None:
             return False
         value = entry.value
-        return value is None or value.segment is None or self.store.place(value.segment) != "lost"
+        if value is None or value.segment is None or self.store.place(value.segment) != "lost":
+            return True
+        creator = value.segment.creator  # on another machine its bytes are there as long as it is
+        return creator != self.client_id and creator not in self.dead and self._transport.is_far(creator)
 
     def holds(self, key: Key) -> bool:
         """Whether a ref of another process's object is here (of ours it does not matter: they can be made again)."""

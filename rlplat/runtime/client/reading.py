@@ -6,10 +6,11 @@ Called without the lock.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from rlplat.errors import GetTimeout, NotInitialized, ObjectLost, OwnerDied
+from rlplat.errors import GetTimeout, NotInitialized, ObjectLost, ObjectStoreFull, OwnerDied
 from rlplat.runtime.client.calls import Calls
 from rlplat.runtime.client.objects import Borrow, Objects
 from rlplat.runtime.core.owner.book import Entry
@@ -19,7 +20,8 @@ from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.store.segments import BytesMissing
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.errors import to_exception
-from rlplat.runtime.wire.values import Value
+from rlplat.runtime.wire.messages import NODE
+from rlplat.runtime.wire.values import Segment, Value
 
 _READS = 8
 """How often a value that was made again may be lost again before its reader gives up."""
@@ -28,7 +30,10 @@ _READS = 8
 class Reader:
     def __init__(self, link: Link, objects: Objects, calls: Calls) -> None:
         self._link, self._objects, self._calls, self._rebuilder = link, objects, calls, calls.rebuilder
+        self._requests = itertools.count(1)
+        self._pulled: dict[int, messages.Pulled] = {}
         link.on(messages.BytesLost, self._on_bytes_lost)
+        link.on(messages.Pulled, self._on_pulled)
 
     # ---------------------------------------------------------------- waiting for values
 
@@ -179,12 +184,33 @@ class Reader:
                 return self._objects.store.read(value.segment, ref, (owner, id))
             except BytesMissing:  # not kept: its traceback would hold this frame, and with it `ref`
                 pass
+            if self._link.transport.is_far(value.segment.creator) and self._pull(value.segment, deadline):
+                continue
             value = self._recover(owner, id, value.segment.name, deadline)
             if value.error is not None:
                 raise to_exception(value.error)
             if value.segment is None:
                 return codec.unpack(value.data)
         raise ObjectLost(f"the bytes of object {owner}:{id} were lost {_READS} times in a row")
+
+    def _pull(self, segment: Segment, deadline: float | None) -> bool:
+        """Have bytes from another machine brought here; False when they are not there either."""
+        with self._link.lock:
+            request = next(self._requests)
+            self._link.transport.post(NODE, messages.Pull(request, segment.creator, segment.name))
+            left_s = None if deadline is None else max(0.0, deadline - self._link.clock())
+            what = f"the bytes of an object that {segment.creator} made, from its machine"
+            self._link.wait_until(lambda: request in self._pulled, left_s, what)
+            pulled = self._pulled.pop(request)
+        if pulled.error:
+            raise ObjectStoreFull(
+                f"no room here for the bytes of an object of another machine: {pulled.error}"
+            )
+        return pulled.is_there
+
+    def _on_pulled(self, sender: str, message: messages.Pulled) -> None:
+        self._pulled[message.request] = message
+        self._link.loop.notify()
 
     def _recover(self, owner: str, id: int, segment: str, deadline: float | None) -> Value:
         with self._link.lock:

@@ -206,6 +206,15 @@ class Tasks:
             route = self._routes[shape] = TaskRoute(lane, self, self._calls)
         return route
 
+    def cluster_has(self, total: dict[str, float]) -> None:
+        """A machine has joined, or is lost."""
+        self._link.total = total
+        for shape, route in self._routes.items():
+            if not shape.group:
+                route.lane.max_leases = most_leases(shape, None, total)
+                if route.lane.ready:
+                    self.dispatch(route)
+
     # ---------------------------------------------------------------- sending
 
     def dispatch(self, route: TaskRoute) -> None:

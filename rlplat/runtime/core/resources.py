@@ -18,6 +18,13 @@ _MOST = 1e15
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus"}
 
 
+class Growing(dict[str, float]):
+    """Resources of a cluster that more machines may join: `get` never finds too little."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return _MOST
+
+
 def check_amount(what: str, amount: Any) -> None:
     """Raise OptionError, or OptionTypeError, for what is no amount: infinity and NaN cannot be counted."""
     is_number = isinstance(amount, Real) and not isinstance(amount, bool)

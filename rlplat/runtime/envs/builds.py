@@ -112,9 +112,6 @@ class EnvBuilds:
             return None
         return known.python, known.spec
 
-    def is_known(self, key: str) -> bool:
-        return key in self._known
-
     def error(self, key: str) -> ErrorInfo | None:
         known = self._known.get(key)
         return None if known is None else known.error

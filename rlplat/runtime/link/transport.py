@@ -36,6 +36,10 @@ _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
 _EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
 _NOWHERE = b"?"
 """A label that nobody has: what is sent there is dropped, as for any peer that is gone."""
+_FAR = ord("@")
+"""What the labels of peers on other machines begin with."""
+SEVERAL = "several-machines"
+"""In the session's folder: peers may be elsewhere."""
 _SPARE_DESCRIPTORS = 4
 _CLIENT_ID = re.compile(r"[a-z][a-z0-9-]{0,39}")
 """The name of a socket in the session's folder: no path, and short enough for the address of a Unix socket."""
@@ -66,6 +70,10 @@ class Transport:
         self._socket.setsockopt(zmq.ROUTING_ID, f"{client_id}>".encode())
         if listens:
             self._socket.bind(self._endpoint(client_id))
+        self._client_id = client_id
+        self._is_spread = os.path.exists(os.path.join(session, SEVERAL))
+        self.forward: Callable[[str, str, bytes], None] | None = None
+        """Of a node: takes frames (from, to, bytes) for peers on other machines."""
         self._labels: dict[str, bytes] = {}
         self._callers: set[bytes] = set()
         self._senders: dict[bytes, str] = {}
@@ -81,6 +89,10 @@ class Transport:
     def _endpoint(self, client_id: str) -> str:
         return "ipc://" + os.path.join(self._path, client_id)
 
+    def is_far(self, peer: str) -> bool:
+        """Whether it is on another machine (or gone, in a cluster of several)."""
+        return self._is_spread and not os.path.exists(os.path.join(self._path, peer))
+
     def label(self, peer: str) -> bytes:
         """Where messages for `peer` go; connects to it unless it has connected to us."""
         label = self._labels.get(peer)
@@ -93,7 +105,9 @@ class Transport:
                 self.dropped.add("a message to", peer, "that is not a client id")
                 return _NOWHERE
             label = f"{peer}>".encode()
-            if label not in self._callers:
+            if label not in self._callers and self.is_far(peer):
+                label = b"@" + peer.encode()
+            elif label not in self._callers:
                 label = peer.encode()
                 self._look_at_descriptors(peer)
                 self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, label)
@@ -153,6 +167,9 @@ class Transport:
             if box:
                 try:
                     for frame in self._frames(label, box):
+                        if label[0] == _FAR:
+                            self._send_far(label[1:], frame)
+                            continue
                         send(label, _MORE)  # once the frame is made: a label must not be left alone
                         send(frame, _NOBLOCK)
                 except zmq.ZMQError as error:
@@ -161,6 +178,25 @@ class Transport:
                         raise
                 box.clear()
         self.num_unsent = 0
+
+    def _send_far(self, peer: bytes, frame: bytes) -> None:
+        if self.forward is not None:
+            self.forward(self._client_id, peer.decode(), frame)
+        else:
+            self._send_parts(NODE, [peer, frame])
+
+    def _send_parts(self, peer: str, parts: list[bytes]) -> None:
+        self._socket.send_multipart([self._labels.get(peer) or self.label(peer), *parts], _NOBLOCK)
+
+    def deliver_from(self, sender: str, peer: str, frame: bytes) -> None:
+        """A frame that has come from another machine, for a peer on this one. (If he has gone: nobody hears.)"""
+        if self.is_far(peer):
+            return
+        try:
+            self._send_parts(peer, [frame] if sender == NODE else [sender.encode(), frame])
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
 
     def _frames(self, label: bytes, box: list[Any]) -> Iterator[bytes]:
         """One for all of the messages, mostly; halves of them where that is too long."""
@@ -229,15 +265,33 @@ class Transport:
                 self._drop_parts()
                 continue
             frame = receive(_NOBLOCK)
-            if more(_RCVMORE):  # a tail, which must not pass for a label
-                self._drop_parts()
-                self.dropped.add("the tail of a frame from", sender, "a frame has one part")
+            if more(_RCVMORE):
+                if self._is_spread:
+                    sender, frame = self._receive_far(sender, frame.decode(errors="replace"))
+                    if not frame:
+                        continue
+                else:  # a tail, which must not pass for a label
+                    self._drop_parts()
+                    self.dropped.add("the tail of a frame from", sender, "a frame has one part")
             try:
                 decoded = messages.decode(frame)
             except msgspec.MsgspecError as error:
                 self.dropped.add("a frame from", sender, str(error))
                 continue
             yield sender, decoded
+
+    def _receive_far(self, sender: str, peer: str) -> tuple[str, bytes]:
+        """The rest of a frame that has `peer` ahead: whom it is from, and it; nothing where it was passed on."""
+        frame = self._socket.recv(_NOBLOCK)
+        is_whole = not self._socket.getsockopt(_RCVMORE)
+        self._drop_parts()
+        if is_whole and self.forward is not None:
+            self.forward(sender, peer, frame)
+        elif is_whole and sender == NODE and _CLIENT_ID.fullmatch(peer):
+            return peer, b"" if peer in self._forgotten else frame
+        else:
+            self.dropped.add("a frame from", sender, "it has too many parts")
+        return sender, b""
 
     def _drop_parts(self) -> None:
         """The rest of the frame that is being read."""
@@ -266,7 +320,7 @@ class Transport:
         label = self._labels.pop(peer, None)
         if label is not None:
             self.num_unsent -= len(self._outbox.pop(label, ()))
-            if not label.endswith(b">"):
+            if label[0] != _FAR and not label.endswith(b">"):
                 self._socket.disconnect(self._endpoint(peer))
         self._callers.discard(f"{peer}>".encode())
         self._senders.pop(f"{peer}>".encode(), None)

@@ -54,7 +54,7 @@ def make_session() -> str:
     if root != _SHARED_MEMORY:
         say(f"large values are in {root}, which may be slow: {_SHARED_MEMORY} cannot be written")
     remove_dead_sessions(root)
-    return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=root)
+    return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{start_time(os.getpid())}-", dir=root)
 
 
 def make_spill_folder(session: str, parent: str | None) -> None:
@@ -80,7 +80,7 @@ def make_spill_folder(session: str, parent: str | None) -> None:
         remove_dead_sessions(
             parent
         )  # after a reboot the sessions are gone, and their folders on disk are not
-        folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=parent)
+        folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{start_time(os.getpid())}-", dir=parent)
     except OSError as error:
         raise ConfigError(
             f"spill_dir: no folder can be made in {parent!r} ({error.strerror}): name a folder of a disk with room, "
@@ -254,7 +254,7 @@ def shared_memory_root() -> str:
     return root
 
 
-def _start_time(pid: int) -> str:
+def start_time(pid: int) -> str:
     """The kernel's start time of a process: with the pid it names one process for good."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rsplit(b")", 1)[1].split()[19].decode()
@@ -270,7 +270,7 @@ def running_sessions() -> list[str]:
                 prefix, pid, started, _ = name.split("-", 3)
                 if f"{prefix}-" != _PREFIX or not is_own_folder(path):
                     continue
-                if _start_time(int(pid)) == started and os.path.exists(os.path.join(path, "node")):
+                if start_time(int(pid)) == started and os.path.exists(os.path.join(path, "node")):
                     found.append((int(started), path))
             except (ValueError, OSError):  # not a session, or its driver is gone
                 continue
@@ -318,7 +318,7 @@ def is_session_alive(name: str) -> bool:
     """Whether the driver of the session of that name lives; ValueError when that is no session's name."""
     _, pid, started, _ = name.split("-", 3)
     try:
-        return _start_time(int(pid)) == started
+        return start_time(int(pid)) == started
     except (FileNotFoundError, ProcessLookupError):
         return False
 

@@ -51,7 +51,7 @@ class Agent:
             is_ready=is_ready,
             ask_to_exit=ask_to_exit,
             on_lost=on_lost,
-            on_env_settled=lambda key: on_env_settled(key, self.env_error(key)),
+            on_env_settled=lambda key: on_env_settled(key, self.processes.envs.error(key)),
         )
         self._watch = watch(
             self.processes, in_use, ask_for_life, config["hang_timeout_s"], config["memory_usage_threshold"]
@@ -76,12 +76,6 @@ class Agent:
 
     def define_env(self, key: str, spec: str) -> None:
         self.processes.envs.define(key, spec)
-
-    def is_env_known(self, key: str) -> bool:
-        return self.processes.envs.is_known(key)
-
-    def env_error(self, key: str) -> ErrorInfo | None:
-        return self.processes.envs.error(key)
 
     def remove_files(self, workers: list[str]) -> None:
         for worker in workers:  # owners that live have given names of their own to what it had made for them

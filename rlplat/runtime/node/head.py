@@ -21,8 +21,14 @@ from rlplat.runtime.core.scheduler.admission import check_actor, check_bundles, 
 from rlplat.runtime.core.scheduler.scheduler import Scheduler
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.wire import messages
-from rlplat.runtime.wire.messages import DRIVER, Answer
+from rlplat.runtime.wire.messages import DRIVER, NODE, Answer
 from rlplat.runtime.wire.values import ErrorInfo, Shape
+
+_STAYS_HERE = ErrorInfo(
+    "OptionError",
+    "in a cluster of several machines an actor with exactly_once runs on the head's, where its state is kept: it "
+    "takes no placement group and no node_id",
+)
 
 
 class AgentOrders(Protocol):
@@ -34,8 +40,6 @@ class AgentOrders(Protocol):
     def ready(self, worker: str) -> None: ...
     def answered(self, worker: str, now: float) -> None: ...
     def define_env(self, key: str, spec: str) -> None: ...
-    def is_env_known(self, key: str) -> bool: ...
-    def env_error(self, key: str) -> ErrorInfo | None: ...
     def remove_files(self, workers: list[str]) -> None: ...
 
 
@@ -47,11 +51,12 @@ class Head:
         total: dict[str, float],
         namespace: str,
         warn: Callable[[str], None],
+        is_fixed: bool = True,
     ) -> None:
-        """`warn` prints a line where the user looks."""
+        """`total`: of this machine. `warn` prints a line where the user looks. `is_fixed`: no machine can join."""
         self._transport, self._clock, self._namespace, self._warn = transport, clock, namespace, warn
-        self.total = total
-        self.scheduler = Scheduler()
+        self._total, self._is_fixed = total, is_fixed
+        self.scheduler = Scheduler(is_fixed=is_fixed)
         self.wake_at: float | None = None
         """When the scheduler wants a Tick."""
         self.agents: dict[str, AgentOrders] = {}
@@ -59,20 +64,52 @@ class Head:
         self._agent_of: dict[str, AgentOrders] = {}
         """By worker."""
         self.clients: set[str] = set()
+        self.on_elsewhere: dict[type, Callable[[str, Any], None]] = {}
+        """What clients ask of a node that has to do with other machines."""
         self._creations: dict[str, messages.KeepCreation] = {}
         """Of detached actors: how each of their incarnations is created."""
         self._creating: dict[int, str] = {}
         """Actors by number of the creation that we have sent."""
         self._num_created = 0
+        self._envs: dict[str, str] = {}
+        """Specs of runtime environments, by key."""
+        self._env_errors: dict[str, ErrorInfo] = {}
         self._waits = wait_graph.WaitGraph(self.scheduler.who)
         self._dead = Dead()
         self._settling = Settling()
 
+    @property
+    def total(self) -> dict[str, float]:
+        """Of the cluster."""
+        return self._total if self._is_fixed else self.scheduler.total
+
     # -- news
 
-    def node_joined(self, node: str, agent: AgentOrders, total: dict[str, float], num_spares: int) -> None:
-        self.agents[node] = agent
-        self.event(events.NodeJoined(node, total, num_spares))
+    def node_joined(self, joined: events.NodeJoined, agent: AgentOrders) -> None:
+        for key, spec in self._envs.items():
+            agent.define_env(key, spec)
+        self.agents[joined.node] = agent
+        self.event(joined)
+        self._tell_total()
+
+    def node_suspected(self, node: str) -> None:
+        """It may be lost: nothing more goes there."""
+        self.event(events.NodeSuspected(node))
+
+    def node_lost(self, node: str, reason: str) -> None:
+        """Its workers are dead."""
+        agent = self.agents.pop(node)
+        for worker, of in self._agent_of.items():
+            if of is agent:
+                self._transport.forget(worker)
+                self._waits.unblocked(worker)
+        self.event(events.NodeLost(node, reason))
+        self._tell_total()
+
+    def _tell_total(self) -> None:
+        if not self._is_fixed:
+            for client in self.clients:
+                self._post(client, messages.Grown(self.total))
 
     def worker_lost(self, worker: str, reason: str, kind: str) -> None:
         self._transport.forget(worker)
@@ -81,6 +118,7 @@ class Head:
 
     def env_settled(self, key: str, error: ErrorInfo | None) -> None:
         if error is not None:
+            self._env_errors[key] = error
             self._tell_env_failed(list(self.clients), key, error)
             self.event(events.EnvFailed(key, error))
 
@@ -99,6 +137,7 @@ class Head:
                     list(placing.workers),
                     placing.next_worker,
                     self._dead.reasons,
+                    not self._is_fixed,
                 ),
             )
             self.event(events.WorkerReady(sender))
@@ -113,12 +152,18 @@ class Head:
             check_actor(m.actor, sender)
             check_shape(m.shape)
             self._check_env(m.shape)
+            shape = m.shape
+            if m.info.exactly_once and not self._is_fixed:  # what it keeps is in a file of this machine
+                if shape.group or shape.strategy.startswith("node"):
+                    self._post(sender, messages.ActorGone(m.actor, _STAYS_HERE))
+                    return
+                shape = msgspec.structs.replace(shape, strategy=f"node:{NODE}")
             self.event(
                 events.ActorRequested(
                     sender,
                     m.actor,
                     m.info,
-                    m.shape,
+                    shape,
                     m.name,
                     m.namespace,
                     m.max_restarts,
@@ -155,11 +200,7 @@ class Head:
         elif kind is messages.Pong:
             self._agent_of[sender].answered(sender, self._clock())
         elif kind is messages.DefineEnv:
-            for agent in self.agents.values():
-                agent.define_env(message.key, message.spec)
-                error = agent.env_error(message.key)
-                if error is not None:
-                    self._tell_env_failed([sender], message.key, error)
+            self._define_env(sender, message)
         elif kind is messages.CreateGroup:
             m = message
             bundles = tuple(m.bundles)
@@ -177,11 +218,22 @@ class Head:
             self._keep_creation(message)
         elif kind is messages.Done:
             self._on_created(message)
+        elif kind in self.on_elsewhere:
+            self.on_elsewhere[kind](sender, message)
         else:
             raise TypeError("it is not for the node")
 
+    def _define_env(self, sender: str, message: messages.DefineEnv) -> None:
+        key = message.key
+        if key not in self._envs:
+            for agent in self.agents.values():
+                agent.define_env(key, message.spec)
+            self._envs[key] = message.spec
+        if key in self._env_errors:
+            self._tell_env_failed([sender], key, self._env_errors[key])
+
     def _check_env(self, shape: Shape) -> None:
-        if shape.env and not all(agent.is_env_known(shape.env) for agent in self.agents.values()):
+        if shape.env and shape.env not in self._envs:
             raise ValueError(f"environment {shape.env!r:.50} was not defined")
 
     def _by_name(self, message: messages.AskByName) -> Answer:

@@ -1,33 +1,34 @@
-"""The node process of the head's machine: the shell around `head`, and `agent` beside it. `launch` starts it.
-
-It lives in a session of its own, so that a Ctrl-C in the terminal reaches the driver alone. However the driver ends,
-this process kills every process that carries the cluster's mark in its environment, and removes the session's folder.
-"""
+"""The node process of the head's machine: `head`, `agent`, and `machines` where others may join. `launch` starts it."""
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
-from rlplat.given.say import say
+import msgspec
+
+from rlplat.runtime.core.scheduler.events import NodeJoined
 from rlplat.runtime.link.answers import answer_as_node
 from rlplat.runtime.link.dropped import Handler
 from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.link.transport import Transport
+from rlplat.runtime.link.trunk import Keys
 from rlplat.runtime.machine.hardware import visible_gpus
 from rlplat.runtime.node.agent import Agent
 from rlplat.runtime.node.head import Head
+from rlplat.runtime.node.machines import Machines
 from rlplat.runtime.node.processes import Processes
+from rlplat.runtime.node.shell import Shell
 from rlplat.runtime.node.watch import Watch
 from rlplat.runtime.process import stacks
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import DRIVER, NODE
 
 
-class Node:
+class Node(Shell):
     def __init__(
         self,
         config: dict[str, Any],
@@ -39,19 +40,17 @@ class Node:
         processes: type[Processes] = Processes,
         watch: type[Watch] = Watch,
     ) -> None:
-        self._session = config["session"]
-        self._clock = system.clock
+        self._session, self._config = config["session"], config
+        super().__init__(Transport(self._session, NODE, sockets=system.sockets), system)
         self._started_at = self._clock()
-        self._transport = Transport(self._session, NODE, sockets=system.sockets)
-        self._poller = system.poller()
-        for descriptor in (0, self._transport.fd):
-            self._poller.register(descriptor, select.POLLIN)
+        keys = config.get("keys")
         self.head = Head(
             self._transport,
             self._clock,
             config["total"],
             config.get("namespace", ""),
             lambda text: self.agent.processes.console.write(f"rlplat: {text}\n"),
+            is_fixed=keys is None,
         )
         self.agent = Agent(
             config,
@@ -70,31 +69,23 @@ class Node:
             watch=watch,
         )
 
+        self._machines: Machines | None = None
+        if keys is not None:
+            self._machines = Machines(
+                msgspec.convert(keys, Keys), self.head, self._transport, self._clock, config
+            )
+            self._machines.write = self.agent.processes.console.write
+            self._listen_to(self._machines.trunks)
+
     def run(self) -> None:
         """Serve until the driver is gone."""
-        total = self.head.total
-        self.head.node_joined("node", self.agent, total, max(1, min(4, int(total["CPU"]))))
+        total = self._config["total"]
+        self.head.node_joined(NodeJoined("node", total, num_spares(total)), self.agent)
         try:
             os.write(1, b"ready\n")
         except BrokenPipeError:  # the driver was killed meanwhile
             return
-        while True:
-            self._transport.flush()
-            self._receive()
-            self._keep_house()  # after the messages: whoever has just got a worker is watched from now on
-            self._transport.flush()
-            if (
-                self._transport.has_input()
-            ):  # the last look before the poll: sending may swallow the signal of it
-                continue
-            for descriptor, _ in self._poller.poll(self._next_deadline_ms()):
-                if descriptor == 0:
-                    if not os.read(0, 4096):
-                        return
-                elif descriptor != self._transport.fd and not self.agent.processes.hear(descriptor):
-                    how = self.agent.processes.zygote_end
-                    say(f"the zygote, which starts the workers of this cluster, {how}, so all end")
-                    return
+        self._run()
 
     # -- messages
 
@@ -103,6 +94,8 @@ class Node:
             is_client = sender == DRIVER or sender in self.head.scheduler.placing.workers
             handler_of = self._handler_for_client if is_client else self._handler_for_stranger
             self._transport.dropped.deliver(sender, batch, handler_of)
+        if self._machines is not None:
+            self._machines.receive()
 
     def _handler_for_client(self, kind: type) -> Handler | None:
         return self.head.on_message if kind is not messages.Inspect else None
@@ -125,15 +118,23 @@ class Node:
 
     # -- time
 
-    def _next_deadline_ms(self) -> float | None:
-        deadlines = (self.head.next_deadline(), self.agent.next_deadline())
-        times = [at for at in deadlines if at is not None]
-        return max(0.0, (min(times) - self._clock()) * 1000) + 1 if times else None
+    def _deadlines(self) -> Iterable[float | None]:
+        yield self.head.next_deadline()
+        yield self.agent.next_deadline()
+        if self._machines is not None:
+            yield self._machines.next_deadline()
 
     def _keep_house(self) -> None:
         now = self._clock()
         self.head.keep_house(now)
         self.agent.keep_house(now)
+        if self._machines is not None:
+            self._machines.keep_house(now)
+
+
+def num_spares(total: dict[str, float]) -> int:
+    """How many workers a machine with these resources keeps ready."""
+    return max(1, min(4, int(total["CPU"])))
 
 
 def serve(config: dict[str, Any], orders: socket.socket, zygote: int) -> None:

@@ -39,10 +39,15 @@ def main() -> None:
     if zygote:
         theirs.close()
         from rlplat.runtime.machine.session import SPILL_LINK, hold
-        from rlplat.runtime.node import node
 
         session = config["session"]
         hold(session, os.path.join(session, SPILL_LINK), config["folder"])
+        if "node" in config:
+            from rlplat.runtime.node import far
+
+            far.serve(config, ours, zygote)
+        from rlplat.runtime.node import node
+
         node.serve(config, ours, zygote)
     ours.close()
     # stdin and stdout are the driver's pipes: only the node may hold them open.

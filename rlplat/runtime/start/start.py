@@ -7,7 +7,6 @@ configuration, which follows through the pipe. That halves the time to the first
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from rlplat.runtime.start.driver import Driver
 
 _START_S = 120.0
+_FOR_EVER_S = 1e10
 
 
 def open_backend(settings: Settings) -> Driver:
@@ -40,57 +40,51 @@ def open_backend(settings: Settings) -> Driver:
     check_at_least("hang_timeout_s", settings.hang_timeout_s, 0.5)
     check_at_least("memory_usage_threshold", settings.memory_usage_threshold, 0, at_most=1)
     total = machine_resources(settings.num_cpus, settings.num_gpus, settings.resources)
+    keys = None
+    if settings.address is not None:
+        from rlplat.runtime.start import join_file
+
+        keys = join_file.read(settings.address)
+        join_file.check_free(keys)
     session = make_session()
     node: subprocess.Popen[bytes] | None = None
     driver: Driver | None = None
     try:
-        node = subprocess.Popen(
-            [sys.executable, "-c", main_of("rlplat.runtime.start.launch")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            env=_environment(session),
-        )
-        assert node.stdin is not None and node.stdout is not None
-        from rlplat.runtime.machine.worker_logs import SNAPSHOTS, make_session_folder
+        node = begin_node(session)
+        from rlplat.runtime.machine.worker_logs import SNAPSHOTS
         from rlplat.runtime.process import stacks
-        from rlplat.runtime.store import account
 
         env: dict[str, Any] = {}
         if settings.runtime_env is not None:
             from rlplat.runtime.envs.spec import checked
 
             env = checked(settings.runtime_env)
-        limit = account.budget(settings.object_store_memory, session)
-        account.create_account(session, limit, settings.store_full_timeout_s)
-        make_spill_folder(session, settings.spill_dir)
-        folder = str(make_session_folder(session, settings.log_dir))
+        folder = furnish(
+            session,
+            settings.store_full_timeout_s,
+            settings.object_store_memory,
+            settings.spill_dir,
+            settings.log_dir,
+            is_spread=keys is not None,
+        )
         config = {
             "session": session,
             "folder": folder,
             "total": total,
+            "keys": keys,
+            "versions": versions(),
             "preload": list(settings.preload),
             "sys_path": sys.path,
             "namespace": settings.namespace,
             "hang_timeout_s": settings.hang_timeout_s,
             "memory_usage_threshold": settings.memory_usage_threshold,
             "log_to_driver": settings.log_to_driver,
+            "store_full_timeout_s": min(settings.store_full_timeout_s, _FOR_EVER_S),
         }
-        try:
-            node.stdin.write(json.dumps(config).encode() + b"\n")
-            node.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended already: the next line finds that out
+        configure(node, config)
         from rlplat.runtime.start.driver import Driver
 
-        if not _is_readable(node.stdout.fileno(), _START_S):
-            raise NodeLost(
-                f"the node process did not start within {_START_S:g} s; this machine may be overloaded"
-            )
-        if node.stdout.readline() != b"ready\n":
-            code = node.wait()
-            how = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
-            raise NodeLost(f"the node process could not start ({how}); what it said last is above, on stderr")
+        await_ready(node)
         driver = Driver(session, node)
         driver.use_runtime_env(env, os.path.join(folder, SNAPSHOTS))
         driver.start()
@@ -104,6 +98,70 @@ def open_backend(settings: Settings) -> Driver:
                 "the node process ended during the start; what it said last is above, on stderr"
             ) from error
         raise
+
+
+def versions() -> str:
+    """What all machines of a cluster need alike."""
+    import rlplat
+
+    return f"Python {sys.version_info.major}.{sys.version_info.minor} with rlplat {rlplat.__version__}"
+
+
+def begin_node(session: str) -> subprocess.Popen[bytes]:
+    """Its process, which waits for its configuration."""
+    return subprocess.Popen(
+        [sys.executable, "-c", main_of("rlplat.runtime.start.launch")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=_environment(session),
+    )
+
+
+def furnish(
+    session: str,
+    store_full_timeout_s: float,
+    object_store_memory: int | None = None,
+    spill_dir: str | None = None,
+    log_dir: str | None = None,
+    *,
+    is_spread: bool,
+) -> str:
+    """What the processes of a session expect in its folder; returns the one for logs. `is_spread`: over machines."""
+    from rlplat.runtime.machine.worker_logs import make_session_folder
+    from rlplat.runtime.store import account
+
+    limit = account.budget(object_store_memory, session)
+    account.create_account(session, limit, store_full_timeout_s)
+    make_spill_folder(session, spill_dir)
+    if is_spread:
+        from rlplat.runtime.link.transport import SEVERAL
+
+        open(os.path.join(session, SEVERAL), "x").close()
+    return str(make_session_folder(session, log_dir))
+
+
+def configure(node: subprocess.Popen[bytes], config: dict[str, Any]) -> None:
+    import msgspec
+
+    assert node.stdin is not None
+    try:
+        node.stdin.write(msgspec.json.encode(config) + b"\n")
+        node.stdin.flush()
+    except BrokenPipeError:
+        pass  # it has ended already: `await_ready` finds that out
+
+
+def await_ready(node: subprocess.Popen[bytes]) -> None:
+    assert node.stdout is not None
+    if not _is_readable(node.stdout.fileno(), _START_S):
+        raise NodeLost(
+            f"the node process did not start within {_START_S:g} s; this machine may be overloaded"
+        )
+    if node.stdout.readline() != b"ready\n":
+        code = node.wait()
+        how = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
+        raise NodeLost(f"the node process could not start ({how}); what it said last is above, on stderr")
 
 
 @uninterrupted

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlplat.errors import ObjectLost, ObjectStoreFull
+from rlplat.runtime.link.transport import SEVERAL
 from rlplat.runtime.machine.session import SPILL_LINK
 from rlplat.runtime.process.signals import uninterrupted
 from rlplat.runtime.store.account import Account
@@ -90,6 +91,8 @@ class Store:
         self._on_disk: dict[str, _Own] = {}
         self._spare: dict[int, list[_Own]] = {}
         self._spare_bytes = 0
+        # Where machines have copies of each other's segments, a name stands for one value: none is used again.
+        self._most_spare = 0 if os.path.exists(os.path.join(session, SEVERAL)) else _SPARE_BYTES
         self._moving: dict[str, _Own] = {}
         self._mappings: OrderedDict[str, Mapping] = OrderedDict()
         self._live = weakref.WeakSet[Mapping]()
@@ -209,7 +212,7 @@ class Store:
             if own.is_moving:
                 own.is_freed = True
                 continue
-            if own.is_spilled or self._spare_bytes + own.capacity > _SPARE_BYTES:
+            if own.is_spilled or self._spare_bytes + own.capacity > self._most_spare:
                 self._remove(own)
                 continue
             self._spare_bytes += own.capacity

@@ -24,6 +24,14 @@ class Welcome(Message, tag=31):
     """The number of the worker that will be started next."""
     reasons: dict[str, str] = {}
     """Why the last of the dead workers died."""
+    can_grow: bool = False
+    """Machines may join: what there is not may come."""
+
+
+class Grown(Message, tag=58):
+    """A machine has joined or is lost: what the cluster has now."""
+
+    total: dict[str, float]
 
 
 class RequestLeases(Message, tag=32):
@@ -268,6 +276,24 @@ class Makes(Message, tag=62):
     waits: list[Key] = []
 
 
+# ---------------------------------------------------------------- bytes on other machines
+
+
+class Pull(Message, tag=63):
+    """To the node of one's own machine: these bytes are not here. Answered with `Pulled`."""
+
+    request: int
+    creator: str
+    name: str
+
+
+class Pulled(Message, tag=64):
+    request: int
+    is_there: bool
+    error: str = ""
+    """There is no room for them."""
+
+
 # ---------------------------------------------------------------- a command that looks on -> anybody
 
 
@@ -290,7 +316,7 @@ class Report(Message, tag=96):
 
 
 FROM_NODE = frozenset((
-    Welcome, Granted, LeasesRefused, Placed, ActorRestarting, ActorGone, NameTaken, Answer, Cluster, GroupNews,
-    EnvFailed, WorkerDied, Settled, Exit, Ping, WhoMakes,
+    Welcome, Grown, Granted, LeasesRefused, Placed, ActorRestarting, ActorGone, NameTaken, Answer, Cluster, GroupNews,
+    EnvFailed, WorkerDied, Pulled, Settled, Exit, Ping, WhoMakes,
 ))  # fmt: skip
 """What the node alone says."""

@@ -73,7 +73,7 @@ def test_a_link_is_no_dead_session(shared: Path, precious: Path, tmp_path: Path)
 
 
 def test_a_link_is_no_running_session(shared: Path, tmp_path: Path) -> None:
-    name = f"rlplat-{os.getpid()}-{session._start_time(os.getpid())}"
+    name = f"rlplat-{os.getpid()}-{session.start_time(os.getpid())}"
     real = tmp_path / "home"
     real.mkdir()
     (real / "node").touch()

@@ -42,9 +42,11 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert not rlplat.is_initialized()
 
 
-def test_only_ray_has_an_address() -> None:
-    with pytest.raises(OptionError, match="only backend='ray' connects to a cluster"):
+def test_addresses_are_those_of_the_backend() -> None:
+    with pytest.raises(OptionError, match="goes by its join file"):
         rlplat.init(address="auto")
+    with pytest.raises(OptionError, match="backend='inproc' has no cluster"):
+        rlplat.init(address="auto", backend="inproc")
 
 
 def test_the_environment_names_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,10 @@ def test_a_node_whose_driver_was_killed_during_the_start_ends_quietly(
         raise BrokenPipeError
 
     made: Any = node.Node.__new__(node.Node)
-    made.head, made.agent = SimpleNamespace(total={"CPU": 1.0}, node_joined=lambda *_: None), None
+    made._config, made.head, made.agent = (
+        {"total": {"CPU": 1.0}},
+        SimpleNamespace(node_joined=lambda *_: None),
+        None,
+    )
     monkeypatch.setattr(os, "write", write)
     made.run()

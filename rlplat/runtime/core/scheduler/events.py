@@ -44,6 +44,15 @@ class NodeJoined(Event, frozen=True):
     total: dict[str, float]
     num_spares: int = 1
     """Workers that are kept ready beside those in use."""
+    address: str = "127.0.0.1"
+    hostname: str = ""
+    """"": that of the head's machine."""
+
+
+class NodeSuspected(Event, frozen=True):
+    """It may be lost: nothing more is placed there. `NodeLost` follows, when its workers are dead for certain."""
+
+    node: str
 
 
 class NodeLost(Event, frozen=True):

@@ -45,8 +45,12 @@ class Placing:
         self.turn, self.is_fixed = turn, is_fixed
         self._bury, self._watch = bury, watch
         self.nodes: dict[str, Node] = {}
+        self.leaving: dict[str, Node] = {}
+        """Removed ones whose workers are not buried yet."""
         self.known: dict[str, Resources] = {}
         """Totals of all nodes that were ever here."""
+        self.where: dict[str, tuple[str, str]] = {}
+        """(address, hostname) of them."""
         self.home: Node | None = None
         """Where clients are that are no workers."""
         self.workers: dict[str, Worker] = {}
@@ -69,6 +73,7 @@ class Placing:
     def add_node(self, event: NodeJoined) -> None:
         node = self.nodes[event.node] = Node(event.node, dict(event.total), event.num_spares)
         self.known[event.node] = dict(event.total)
+        self.where[event.node] = (event.address, event.hostname)
         if self.home is None:
             self.home = node
         for queue in self.queues.values():
@@ -77,17 +82,17 @@ class Placing:
         self.start_missing(node, "")
         self.freed(node)
 
-    def remove_node(self, name: str) -> Node | None:
+    def remove_node(self, name: str) -> None:
         """No more demands go there; what is there is still to be buried."""
         node = self.nodes.pop(name, None)
         if node is not None:
             node.is_lost = True
+            self.leaving[name] = node
             for index in self._indexes.values():
                 index.forget(node)
             if self.home is node:
                 self.home = next(iter(self.nodes.values()), None)
             self.groups.node_lost(node)
-        return node
 
     def index(self, demand: Demand) -> FitIndex:
         index = self._indexes.get(demand)

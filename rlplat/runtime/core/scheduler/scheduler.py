@@ -45,6 +45,7 @@ from rlplat.runtime.core.scheduler.events import (
     LeasesRequested,
     NodeJoined,
     NodeLost,
+    NodeSuspected,
     Tell,
     TellDied,
     Tick,
@@ -80,6 +81,7 @@ class Scheduler:
         self._groups = self.placing.groups
         self._handlers: dict[type, Callable[[Any], None]] = {
             NodeJoined: self._on_node_joined,
+            NodeSuspected: lambda event: self.placing.remove_node(event.node),
             NodeLost: self._on_node_lost,
             LeasesRequested: self._on_leases_requested,
             LeaseReturned: self._on_lease_returned,
@@ -110,7 +112,8 @@ class Scheduler:
             self.placing.add_node(event)
 
     def _on_node_lost(self, event: NodeLost) -> None:
-        node = self.placing.remove_node(event.node)
+        self.placing.remove_node(event.node)
+        node = self.placing.leaving.pop(event.node, None)
         if node is None:
             return
         workers = list(node.workers.values())

@@ -85,10 +85,13 @@ def place_of(placing: Placing, client: str) -> Place:
 
 def node_states(placing: Placing) -> list[NodeState]:
     states = [
-        NodeState(name, True, dict(node.total), dict(node.free)) for name, node in placing.nodes.items()
+        NodeState(name, True, dict(node.total), dict(node.free), *placing.where[name])
+        for name, node in placing.nodes.items()
     ]
     gone = [name for name in placing.known if name not in placing.nodes]
-    return states + [NodeState(name, False, dict(placing.known[name]), {}) for name in gone]
+    return states + [
+        NodeState(name, False, dict(placing.known[name]), {}, *placing.where[name]) for name in gone
+    ]
 
 
 def group_states(placing: Placing) -> list[GroupState]:

@@ -1,0 +1,187 @@
+"""The connections between machines: one of each agent to the head, over TCP with CURVE (decision 0023).
+
+What travels is (to, from, frame): client ids, and the bytes of a frame between them, which nobody reads on the way; or,
+with no ids, a message between agent and head (`agent_messages`).
+
+The head's end takes whoever has the key of the join file: a ZAP handler of its own context, a domain that is enforced.
+An agent's end never connects a second time: what was queued when a connection broke is lost, so its end is the end.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from rlplat.errors import ConfigError
+from rlplat.runtime.link.dropped import Dropped
+from rlplat.runtime.wire import agent_messages
+from rlplat.runtime.wire.agent_messages import TrunkMessage
+
+_DOMAIN = b"rlplat"
+_HANDSHAKE_MS = 2000
+_MAX_FRAME_BYTES = 1 << 30
+_NO_ID = b""
+_ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+Part = tuple[str, str, bytes]
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """What a join file holds: the head's address, its key pair, and the one of all other machines (Z85)."""
+
+    address: str
+    """HOST:PORT"""
+    head_public: str
+    head_secret: str
+    node_public: str
+    node_secret: str
+
+
+def new_keys(address: str) -> Keys:
+    pairs = [key.decode() for _ in range(2) for key in zmq.curve_keypair()]
+    return Keys(address, *pairs)
+
+
+def _make_socket(context: zmq.Context, kind: int, keys: tuple[str, str]) -> zmq.Socket:
+    socket = context.socket(kind)
+    for option, value in (
+        (zmq.LINGER, 0),
+        (zmq.SNDHWM, 0),
+        (zmq.RCVHWM, 0),
+        (zmq.MAXMSGSIZE, _MAX_FRAME_BYTES),
+        (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
+        (zmq.CURVE_PUBLICKEY, keys[0].encode()),
+        (zmq.CURVE_SECRETKEY, keys[1].encode()),
+    ):
+        socket.setsockopt(option, value)
+    return socket
+
+
+def _has_input(socket: zmq.Socket) -> bool:
+    return int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN != 0
+
+
+class HeadTrunks:
+    """All trunks, at the head's end. Machines go by their ids; those that only ask, by what ZeroMQ calls them."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._context = zmq.Context()
+        self._guard = self._context.socket(zmq.REP)
+        self._guard.bind("inproc://zeromq.zap.01")
+        self._allowed = z85.decode(keys.node_public)
+        self._socket = _make_socket(self._context, zmq.ROUTER, (keys.head_public, keys.head_secret))
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        try:
+            self._socket.bind(f"tcp://{keys.address}")
+        except zmq.ZMQError as error:
+            self.close()
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"{keys.address} is in use: another program works with this cluster (one at a time may), or the "
+                    "port is somebody else's: `rlplat start --head --port` takes another"
+                ) from None
+            raise ConfigError(f"no machine can join at {keys.address}: {error.strerror}") from None
+        self.dropped = Dropped("head")
+        self.fds = [int(self._guard.getsockopt(zmq.FD)), int(self._socket.getsockopt(zmq.FD))]
+
+    def has_input(self) -> bool:
+        return _has_input(self._guard) or _has_input(self._socket)
+
+    def receive(self) -> Iterator[tuple[bytes, str, str, bytes]]:
+        """(machine, to, from, frame) of what is here."""
+        while _has_input(self._guard):
+            self._admit(self._guard.recv_multipart())
+        while _has_input(self._socket):
+            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            if len(parts) == 4:
+                machine, to, sender, frame = parts
+                yield machine, to.decode(errors="replace"), sender.decode(errors="replace"), frame
+            else:
+                self.dropped.add("a frame from", repr(parts[0]), f"it has {len(parts)} parts")
+
+    def _admit(self, request: list[bytes]) -> None:
+        version, number, domain, _, _, mechanism, *credentials = request
+        is_welcome = (domain, mechanism, credentials) == (_DOMAIN, b"CURVE", [self._allowed])
+        status = (b"200", b"OK") if is_welcome else (b"400", b"no key of this cluster")
+        self._guard.send_multipart([version, number, *status, b"", b""])
+
+    def send(self, machine: bytes, to: str, sender: str, frame: bytes) -> bool:
+        """False when its connection has ended."""
+        try:
+            self._socket.send_multipart([machine, to.encode(), sender.encode(), frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def tell(self, machine: bytes, message: TrunkMessage) -> bool:
+        return self.send(machine, "", "", agent_messages.encode(message))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._guard.close()
+        self._context.term()
+
+
+class AgentTrunk:
+    """A machine's end. `node`: its id; "" for one that only asks."""
+
+    def __init__(self, keys: Keys, node: str = "") -> None:
+        self._context = zmq.Context()
+        self._socket = _make_socket(self._context, zmq.DEALER, (keys.node_public, keys.node_secret))
+        if node:
+            self._socket.setsockopt(zmq.ROUTING_ID, node.encode())
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.head_public.encode())
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._events = self._socket.get_monitor_socket(_ENDED)
+        self._socket.connect(f"tcp://{keys.address}")
+        self.dropped = Dropped(node or "agent")
+        self.fds = [int(self._socket.getsockopt(zmq.FD)), int(self._events.getsockopt(zmq.FD))]
+        self.has_ended = False
+
+    def has_input(self) -> bool:
+        return _has_input(self._socket) or _has_input(self._events)
+
+    def receive(self) -> Iterator[Part]:
+        """What is here; `has_ended` says whether anything else can come."""
+        while _has_input(self._events):
+            self._events.recv_multipart()
+            self.has_ended = True
+        while _has_input(self._socket):
+            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            if len(parts) == 3:
+                yield parts[0].decode(errors="replace"), parts[1].decode(errors="replace"), parts[2]
+            else:
+                self.dropped.add("a frame from", "head", f"it has {len(parts)} parts")
+
+    def send(self, to: str, sender: str, frame: bytes) -> None:
+        try:
+            self._socket.send_multipart([to.encode(), sender.encode(), frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EAGAIN:
+                raise
+            self.has_ended = True  # its queue has no bound: there is no connection any more
+
+    def tell(self, message: TrunkMessage) -> None:
+        self.send("", "", agent_messages.encode(message))
+
+    def close(self, linger_s: float = 0) -> None:
+        self._socket.disable_monitor()
+        self._events.close()
+        self._socket.close(linger=int(linger_s * 1000))
+        self._context.term()
+
+
+def check_curve() -> None:
+    """ConfigError when this build of ZeroMQ has no CURVE: without it anybody could join."""
+    if not zmq.has("curve"):
+        raise ConfigError(
+            "this build of ZeroMQ has no CURVE, without which no machine may join: pip install pyzmq"
+        )

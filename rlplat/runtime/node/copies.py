@@ -1,0 +1,190 @@
+"""Large values that a machine has from others: pulled in chunks when a reader asks, once per machine (decision 0023).
+
+A copy is a file of the session's folder with the original's name, so a reader opens it as any segment. Names are not
+used twice where a cluster has several machines, so a copy is the value or is not there. The machine of the
+original looks after who has copies: when the original is gone, it tells them. Copies are the first to go when room is
+needed: they can be pulled again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlplat.runtime.machine.session import SPILL_LINK
+from rlplat.runtime.store.account import Account
+from rlplat.runtime.wire.agent_messages import AskChunk, Chunk, DropCopies
+from rlplat.runtime.wire.messages import NODE, MakeRoom, Pull, Pulled, RoomMade
+
+CHUNK_BYTES = 1 << 20
+_WINDOW = 4
+"""Chunks asked for ahead."""
+_LOOK_S = 1.0
+Tell = Callable[[AskChunk | Chunk | DropCopies], None]
+
+
+@dataclass(slots=True)
+class _Pulling:
+    creator: str
+    waiters: list[tuple[str, int]]
+    """(client, its request)"""
+    descriptor: int = -1
+    size: int = -1
+    asked: int = 0
+    """Bytes up to here are asked for, ..."""
+    have: int = 0
+    """... so many are here."""
+
+
+class Copies:
+    """`tell` sends a message to the machine of a creator (`AskChunk`), or to a machine by name (the others); `post` one
+    to a client of this machine."""
+
+    def __init__(
+        self, session: str, node: str, tell: Tell, post: Callable[[str, Pulled | RoomMade], object]
+    ) -> None:
+        self._session, self._node, self._tell, self._post = session, node, tell, post
+        self._account = Account.open(session, NODE)
+        self._copies: dict[str, int] = {}
+        """Bytes of each, oldest first."""
+        self._pulling: dict[str, _Pulling] = {}
+        self._served: dict[str, set[str]] = {}
+        """Of segments made here: who has copies."""
+        self._look_at = 0.0
+
+    def _path(self, name: str) -> str:
+        if os.sep in name or not name.startswith("s-"):
+            raise ValueError(f"a segment of the name {name!r:.50}")
+        return os.path.join(self._session, name)
+
+    # -- this machine wants one
+
+    def pull(self, client: str, message: Pull) -> None:
+        name = message.name
+        if os.path.exists(self._path(name)):
+            self._post(client, Pulled(message.request, True))
+        elif name in self._pulling:
+            self._pulling[name].waiters.append((client, message.request))
+        else:
+            self._pulling[name] = _Pulling(message.creator, [(client, message.request)])
+            self._ask(name, self._pulling[name])
+
+    def _ask(self, name: str, pulling: _Pulling) -> None:
+        while pulling.asked < pulling.have + _WINDOW * CHUNK_BYTES and (
+            pulling.asked == 0 or pulling.asked < pulling.size
+        ):
+            self._tell(AskChunk(self._node, pulling.creator, name, pulling.asked))
+            pulling.asked += CHUNK_BYTES
+            if pulling.size < 0:  # the first one says how many there are
+                return
+
+    def take(self, chunk: Chunk) -> None:
+        name = chunk.name
+        pulling = self._pulling.get(name)
+        if pulling is None:
+            return
+        if chunk.size < 0 or (pulling.size >= 0 and chunk.size != pulling.size):
+            self._end(name, pulling, is_there=False)
+            return
+        if pulling.size < 0:
+            if not self._has_room(chunk.size):
+                self._end(name, pulling, is_there=False, error=self._account.describe())
+                return
+            pulling.size = chunk.size
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            pulling.descriptor = os.open(self._path(name) + ".part", flags, 0o600)
+        try:
+            written = os.pwrite(pulling.descriptor, chunk.data, chunk.offset)
+        except OSError as error:  # other programs fill /dev/shm as well
+            self._account.release(pulling.size)
+            self._end(name, pulling, is_there=False, error=f"{error.strerror}; {self._account.describe()}")
+            return
+        pulling.have += written
+        if pulling.have >= pulling.size:
+            os.rename(self._path(name) + ".part", self._path(name))
+            self._copies[name] = pulling.size
+            self._end(name, pulling, is_there=True)
+        else:
+            self._ask(name, pulling)
+
+    def _end(self, name: str, pulling: _Pulling, is_there: bool, error: str = "") -> None:
+        del self._pulling[name]
+        if pulling.descriptor >= 0:
+            os.close(pulling.descriptor)
+            if not is_there:
+                os.unlink(self._path(name) + ".part")
+        for client, request in pulling.waiters:
+            self._post(client, Pulled(request, is_there, error))
+
+    def _has_room(self, size: int) -> bool:
+        while not self._account.reserve(size):
+            if not self._copies:
+                return False
+            self.drop([next(iter(self._copies))])
+        return True
+
+    def lost(self, creators: set[str]) -> None:
+        """These are dead: what is pulled from them does not come."""
+        for name, pulling in list(self._pulling.items()):
+            if pulling.creator in creators:
+                if pulling.size >= 0:
+                    self._account.release(pulling.size)
+                self._end(name, pulling, is_there=False)
+
+    def drop(self, names: list[str]) -> int:
+        """Readers keep what they map. Returns how many bytes these were."""
+        dropped = 0
+        for name in names:
+            size = self._copies.pop(name, 0)
+            if size:
+                os.unlink(self._path(name))
+                self._account.release(size)
+                dropped += size
+        return dropped
+
+    def make_room(self, client: str, message: MakeRoom) -> None:
+        dropped = 0
+        for name in list(self._copies):
+            if dropped >= message.to_spill:
+                break
+            dropped += self.drop([name])
+        self._post(client, RoomMade())
+
+    # -- another machine wants one of ours
+
+    def serve(self, asked: AskChunk) -> None:
+        size, data = -1, b""
+        for path in (self._path(asked.name), os.path.join(self._session, SPILL_LINK, asked.name)):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue
+            try:
+                data = os.pread(descriptor, CHUNK_BYTES, asked.offset)
+                size = os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+            self._served.setdefault(asked.name, set()).add(asked.node)
+            break
+        if not data:
+            size = -1
+        self._tell(Chunk(asked.node, asked.name, asked.offset, size, data))
+
+    def next_deadline(self) -> float | None:
+        return self._look_at if self._served else None
+
+    def keep_house(self, now: float) -> None:
+        """Which originals are gone?"""
+        if not self._served or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        gone: dict[str, list[str]] = {}
+        for name, nodes in list(self._served.items()):
+            spilled = os.path.join(self._session, SPILL_LINK, name)
+            if not os.path.exists(self._path(name)) and not os.path.exists(spilled):
+                del self._served[name]
+                for node in nodes:
+                    gone.setdefault(node, []).append(name)
+        for node, names in gone.items():
+            self._tell(DropCopies(node, names))

@@ -1,0 +1,253 @@
+"""The other machines of a cluster, as the head's process sees them (decision 0023): who joins, who is heard of, who is
+lost; orders to their agents, and frames between clients on different machines.
+
+The scheduler's list of workers is the directory: what a machine sends in the name of a worker that is not there any
+more, or of another machine's, is dropped. That is the fence.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rlplat.runtime.core.node.leases import Patience
+from rlplat.runtime.core.scheduler.events import NodeJoined
+from rlplat.runtime.core.scheduler.views import InUse
+from rlplat.runtime.link.dropped import Handler
+from rlplat.runtime.link.transport import Transport
+from rlplat.runtime.link.trunk import HeadTrunks, Keys
+from rlplat.runtime.node.copies import Copies
+from rlplat.runtime.node.head import Head
+from rlplat.runtime.wire import agent_messages, messages
+from rlplat.runtime.wire.agent_messages import TrunkMessage
+from rlplat.runtime.wire.messages import DRIVER, NODE
+
+_MOST_MACHINES = 32
+_LOOK_S = 0.5
+_SETTINGS = (
+    "preload",
+    "sys_path",
+    "hang_timeout_s",
+    "memory_usage_threshold",
+    "log_to_driver",
+    "store_full_timeout_s",
+)
+"""Of the driver's, which its workers have everywhere."""
+
+
+class FarAgent:
+    """What the head asks of an agent on another machine: by message."""
+
+    def __init__(self, trunks: HeadTrunks, node: str, now: float) -> None:
+        self._trunks, self._machine = trunks, node.encode()
+        self.patience = Patience(now)
+        self._using: dict[str, InUse] = {}
+
+    def tell(self, message: TrunkMessage) -> bool:
+        return self._trunks.tell(self._machine, message)
+
+    def start(self, worker: str, gpu_ids: tuple[int, ...], env: str) -> None:
+        self.tell(agent_messages.StartWorker(worker, gpu_ids, env))
+
+    def stop(self, worker: str, at_once: bool, is_surplus: bool, reason: str) -> None:
+        self.tell(agent_messages.StopWorker(worker, at_once, is_surplus, reason))
+
+    def kill(self, worker: str, reason: str) -> None:
+        self.tell(agent_messages.KillWorker(worker, reason))
+
+    def ready(self, worker: str) -> None:
+        """(It has seen that itself, as the two below.)"""
+
+    def answered(self, worker: str, now: float) -> None:
+        pass
+
+    def define_env(self, key: str, spec: str) -> None:
+        self.tell(agent_messages.DefineEnv(key, spec))
+
+    def remove_files(self, workers: list[str]) -> None:
+        self.tell(agent_messages.RemoveFiles(workers))
+
+    def is_using(self, workers: dict[str, InUse]) -> None:
+        if workers != self._using:
+            self._using = workers
+            rows = [
+                (worker, use.name, use.is_actor, use.can_run_again, use.memory)
+                for worker, use in workers.items()
+            ]
+            self.tell(agent_messages.Using(rows))
+
+
+class Machines:
+    def __init__(
+        self,
+        keys: Keys,
+        head: Head,
+        transport: Transport,
+        clock: Callable[[], float],
+        config: dict[str, Any],
+    ) -> None:
+        self._head, self._transport, self._clock = head, transport, clock
+        self.trunks = HeadTrunks(keys)
+        self._versions: str = config["versions"]
+        self._settings = {name: config[name] for name in _SETTINGS}
+        self._far: dict[str, FarAgent] = {}
+        self._expected: set[str] = set()
+        """Ids that were given out."""
+        self._num_given = 0
+        self._look_at = 0.0
+        self.write: Callable[[str], Any] = sys.stderr.write
+        """Text for the driver's stderr."""
+        transport.forward = self._outward
+        self._copies = Copies(config["session"], NODE, self._send_on, transport.post)
+        head.on_elsewhere = {messages.Pull: self._copies.pull, messages.MakeRoom: self._copies.make_room}
+
+    # -- frames between clients
+
+    def _node_of(self, client: str) -> str:
+        """ "" for one that is not there."""
+        worker = self._head.scheduler.placing.workers.get(client)
+        if worker is not None:
+            return worker.node.name
+        return NODE if client in (NODE, DRIVER) else ""
+
+    def _outward(self, sender: str, to: str, frame: bytes) -> None:
+        """From a client on this machine, or from the head itself."""
+        if self._node_of(sender) == NODE:
+            self._pass_on(sender, to, frame)
+
+    def _pass_on(self, sender: str, to: str, frame: bytes) -> None:
+        node = self._node_of(to)
+        if node == NODE:
+            self._transport.deliver_from(sender, to, frame)
+        elif node in self._far and not self.trunks.send(node.encode(), to, sender, frame):
+            self._suspect(node)
+
+    # -- what comes from machines
+
+    def receive(self) -> None:
+        for machine, to, sender, frame in self.trunks.receive():
+            node = machine.decode(errors="replace")
+            if node in self._far:
+                self._far[node].patience.heard(self._clock())
+            if not to:
+                self._hear(machine, node, frame)
+            elif node in self._far and self._node_of(sender) == node:
+                if to == NODE:
+                    self._hear_client(sender, frame)
+                else:
+                    self._pass_on(sender, to, frame)
+
+    def _hear_client(self, sender: str, frame: bytes) -> None:
+        dropped = self._transport.dropped
+        try:
+            batch: list[Any] = messages.decode(frame)
+        except msgspec.MsgspecError as error:
+            dropped.add("a frame from", sender, str(error))
+            return
+        dropped.deliver(sender, batch, self._handler_for_client)
+
+    def _handler_for_client(self, kind: type) -> Handler | None:
+        return self._head.on_message if kind is not messages.Inspect else None
+
+    def _hear(self, machine: bytes, node: str, frame: bytes) -> None:
+        try:
+            message = agent_messages.decode(frame)
+        except msgspec.MsgspecError as error:
+            self.trunks.dropped.add("a frame from", node, str(error))
+            return
+        kind = type(message)
+        if kind is agent_messages.AskProgram:
+            self.trunks.tell(machine, self._answer(message))
+        elif kind is agent_messages.Join and node == message.node and node in self._expected:
+            self._expected.discard(node)
+            m, self._far[node] = message, FarAgent(self.trunks, node, self._clock())
+            self._head.node_joined(
+                NodeJoined(node, m.total, m.num_spares, m.address, m.hostname), self._far[node]
+            )
+        elif node not in self._far:  # it was declared dead, and does not know it yet
+            return
+        elif kind is agent_messages.AskLease:
+            self._far[node].tell(agent_messages.Lease(message.number))
+        elif kind is agent_messages.WorkerEnded and self._node_of(message.worker) == node:
+            self._head.worker_lost(message.worker, message.reason, message.kind)
+        elif kind is agent_messages.EnvSettled:
+            self._head.env_settled(message.key, message.error)
+        elif kind is agent_messages.Printed:
+            self.write(message.text)
+        elif kind in (agent_messages.AskChunk, agent_messages.Chunk, agent_messages.DropCopies):
+            self._send_on(message)
+        elif kind is agent_messages.AllDead:
+            self._lose(node, message.reason)
+
+    def _send_on(self, message: Any) -> None:
+        """About bytes, to the machine that it is for: that may be this one."""
+        is_question = isinstance(message, agent_messages.AskChunk)
+        node = self._node_of(message.creator) if is_question else message.node
+        if node in self._far:
+            self._far[node].tell(message)
+        elif node == NODE:
+            match message:
+                case agent_messages.AskChunk():
+                    self._copies.serve(message)
+                case agent_messages.Chunk():
+                    self._copies.take(message)
+                case agent_messages.DropCopies(_, names):
+                    self._copies.drop(names)
+        elif is_question:
+            self._send_on(agent_messages.Chunk(message.node, message.name, message.offset, -1, b""))
+
+    def _answer(self, asked: agent_messages.AskProgram) -> TrunkMessage:
+        if asked.versions != self._versions:
+            return agent_messages.Refused(
+                f"this machine has {asked.versions}, and the head has {self._versions}: all machines of a cluster need "
+                "the same"
+            )
+        if len(self._far) + 1 >= _MOST_MACHINES:
+            return agent_messages.Refused(
+                f"the cluster has {_MOST_MACHINES} machines, which is as many as it may"
+            )
+        self._num_given += 1
+        node = f"n{self._num_given + 1}"
+        self._expected.add(node)
+        return agent_messages.Program(node, self._settings)
+
+    # -- time
+
+    def _suspect(self, node: str) -> None:
+        far = self._far[node]
+        if not far.patience.is_broken:
+            far.patience.is_broken = True
+            self._head.node_suspected(node)
+
+    def _lose(self, node: str, reason: str) -> None:
+        del self._far[node]
+        self.write(f"rlplat: machine {node} is lost: {reason}\n")
+        self._copies.lost(
+            {w.id for w in self._head.scheduler.placing.workers.values() if w.node.name == node}
+        )
+        self._head.node_lost(node, reason)
+
+    def next_deadline(self) -> float | None:
+        times = (self._look_at if self._far else None, self._copies.next_deadline())
+        return min((at for at in times if at is not None), default=None)
+
+    def keep_house(self, now: float) -> None:
+        self._copies.keep_house(now)
+        if not self._far or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        workers: dict[str, dict[str, InUse]] = {node: {} for node in self._far}
+        for worker, use in self._head.scheduler.in_use().items():
+            node = self._node_of(worker)
+            if node in workers:
+                workers[node][worker] = use
+        for node, far in list(self._far.items()):
+            far.is_using(workers[node])
+            if not far.tell(agent_messages.Lease(0)):  # an answer to nothing: is there a connection?
+                self._suspect(node)
+            if far.patience.is_over(now):
+                how = "its connection broke" if far.patience.is_broken else "nothing was heard of it for 10 s"
+                self._lose(node, how)

@@ -1,0 +1,74 @@
+"""The join file of a cluster of several machines: where its head listens, and the keys.
+
+Whoever can read it may run code on every machine of the cluster, so it is made with mode 0600, and one that others can
+read is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import msgspec
+
+from rlplat.errors import ConfigError, OptionError, UsageError
+from rlplat.listening import in_url, is_loopback, listen
+from rlplat.runtime.link.trunk import Keys, new_keys
+
+
+def make(path: str, host: str, port: int) -> Keys:
+    """A new cluster: port 0 takes one that is free now. ConfigError where the file is there already."""
+    with listen(host, port) as socket:
+        keys = new_keys(in_url(host, socket.getsockname()[1]))
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} is there already: it is the join file of a cluster; remove it for new keys, or name another"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path!r}: {error.strerror}") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
+    return keys
+
+
+def read(path: str) -> Keys:
+    try:
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read()
+    except OSError as error:
+        raise OptionError(
+            f"{path!r}: {error.strerror}; a cluster of several machines goes by its join file, which "
+            "`rlplat start --head` writes"
+        ) from None
+    if mode & 0o077:
+        raise ConfigError(
+            f"{path} can be read by others (mode {mode:o}), and it holds keys: chmod 600 {path}"
+        )
+    try:
+        return msgspec.json.decode(data, type=Keys)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is no join file: {error}") from None
+
+
+def check_free(keys: Keys) -> None:
+    """ConfigError while another program has this cluster."""
+    try:
+        listen(*host_and_port(keys)).close()
+    except UsageError as error:
+        raise ConfigError(
+            f"{error}: another program has this cluster (one at a time may), or the port is somebody else's "
+            "(`rlplat start --head --port` takes another)"
+        ) from None
+
+
+def host_and_port(keys: Keys) -> tuple[str, int]:
+    host, _, port = keys.address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_local(keys: Keys) -> bool:
+    """Whether machines can only join from the head's own."""
+    return is_loopback(host_and_port(keys)[0])

@@ -1,0 +1,177 @@
+"""A machine that works for the programs of a cluster (`rlplat start --address FILE`): it asks the head for a program,
+and starts a node process for each. Between programs nothing but this process is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from rlplat.errors import ConfigError, NodeLost
+from rlplat.given.say import say
+from rlplat.runtime.link.trunk import AgentTrunk, Keys
+from rlplat.runtime.machine.hardware import machine_resources
+from rlplat.runtime.machine.session import (
+    is_own_folder,
+    is_session_alive,
+    make_session,
+    remove_session,
+    start_time,
+)
+from rlplat.runtime.start import join_file
+from rlplat.runtime.start.start import await_ready, begin_node, configure, furnish, versions
+from rlplat.runtime.wire import agent_messages
+
+_ASK_EVERY_S = 0.5
+_ANSWER_S = 5.0
+_STOP_S = 10.0
+
+
+class _Stopped(BaseException):
+    pass
+
+
+def serve(
+    path: str, num_cpus: float | None, num_gpus: int | None, resources: dict[str, float] | None
+) -> None:
+    """Until SIGTERM or SIGINT."""
+    keys = join_file.read(path)
+    total = machine_resources(num_cpus, num_gpus, resources)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    try:
+        with _registered(keys):
+            say(f"this machine waits for programs of the cluster at {keys.address}")
+            while True:
+                program, address = _ask(keys)
+                if program is None:
+                    time.sleep(_ASK_EVERY_S)
+                else:
+                    _work_for(program, keys, address, total)
+    except _Stopped:
+        say("stopped")
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Stopped
+
+
+def _ask(keys: Keys) -> tuple[agent_messages.Program | None, str]:
+    """The program that there is, and this machine's address as the head sees it. ConfigError when we do not fit."""
+    try:
+        with socket.create_connection(join_file.host_and_port(keys), _ANSWER_S) as probe:
+            address = str(probe.getsockname()[0])
+    except OSError:
+        return None, ""
+    trunk = AgentTrunk(keys)
+    try:
+        trunk.tell(agent_messages.AskProgram(versions()))
+        poller = select.poll()
+        for descriptor in trunk.fds:
+            poller.register(descriptor, select.POLLIN)
+        deadline = time.monotonic() + _ANSWER_S
+        while not trunk.has_ended and time.monotonic() < deadline:
+            for _, _, frame in trunk.receive():
+                answer = agent_messages.decode(frame)
+                if isinstance(answer, agent_messages.Refused):
+                    raise ConfigError(answer.reason)
+                return answer, address
+            if not trunk.has_input():
+                poller.poll(100)
+    finally:
+        trunk.close()
+    return None, ""
+
+
+def _work_for(program: agent_messages.Program, keys: Keys, address: str, total: dict[str, float]) -> None:
+    session = make_session()
+    node: subprocess.Popen[bytes] | None = None
+    settings = program.settings
+    try:
+        node = begin_node(session)
+        folder = furnish(session, settings["store_full_timeout_s"], is_spread=True)
+        paths = [*settings["sys_path"], *(path for path in sys.path if path not in settings["sys_path"])]
+        config = settings | {
+            "session": session,
+            "folder": folder,
+            "total": total,
+            "keys": keys,
+            "node": program.node,
+            "address": address,
+            "sys_path": paths,
+        }
+        configure(node, config)
+        await_ready(node)
+        say(f"works for a program, as {program.node}")
+        node.wait()
+    except NodeLost as error:
+        say(str(error))
+    finally:
+        if node is not None:
+            _end(node)
+        remove_session(session)
+
+
+def _end(node: subprocess.Popen[bytes]) -> None:
+    assert node.stdin is not None and node.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        node.stdin.close()
+    try:
+        node.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        node.kill()
+        node.wait()
+    node.stdout.close()
+
+
+# ---------------------------------------------------------------- which of them run on this machine
+
+
+def _register() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"rlplat-machines-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not is_own_folder(folder):
+        raise ConfigError(f"{folder} belongs to somebody else: set TMPDIR to a folder of your own")
+    return folder
+
+
+@contextlib.contextmanager
+def _registered(keys: Keys) -> Iterator[None]:
+    # (named like a session: pid and start time name one process for good)
+    file = _register() / f"rlplat-{os.getpid()}-{start_time(os.getpid())}-machine"
+    file.write_text(keys.address)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def stop(path: str | None) -> int:
+    """End the machines of this user that run here: of the cluster of this join file, or all. Returns how many."""
+    address = join_file.read(path).address if path is not None else None
+    pids = []
+    for file in _register().iterdir():
+        if not is_session_alive(file.name):
+            file.unlink(missing_ok=True)
+        elif address in (None, file.read_text()):
+            pids.append((int(file.name.split("-")[1]), file))
+    for pid, _ in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 2 * _STOP_S
+    while any(is_session_alive(file.name) for _, file in pids):
+        if time.monotonic() > deadline:
+            raise NodeLost(f"still there after {2 * _STOP_S:g} s: {', '.join(str(pid) for pid, _ in pids)}")
+        time.sleep(0.05)
+    return len(pids)

@@ -1,0 +1,334 @@
+"""A second and a third machine, which are process groups of this one with session folders of their own, over TCP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlplat
+from rlplat.errors import ConfigError, WorkerCrashed
+from rlplat.runtime.placement import placement_group, remove_placement_group
+from rlplat.runtime.start import join_file
+from tests.patience import soon
+
+pytestmark = pytest.mark.process
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> str:
+    path = str(tmp_path / "join.json")
+    join_file.make(path, "127.0.0.1", 0)
+    return path
+
+
+@pytest.fixture
+def start(join: str) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start_one(*options: str) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "rlplat.cli",
+            "start",
+            "--address",
+            join,
+            "--num-cpus",
+            "2",
+            *options,
+        ]
+        machine = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        started.append(machine)
+        return machine
+
+    yield start_one
+    rlplat.shutdown()
+    for machine in started:
+        machine.terminate()
+        assert machine.wait(60) == 0, machine.stderr.read() if machine.stderr else ""
+        if machine.stderr:
+            machine.stderr.close()
+
+
+@rlplat.remote(resources={"far": 1}, num_cpus=0)
+def session_there(*values: Any) -> str:
+    return os.environ["RLPLAT_SESSION"]
+
+
+def session_here() -> str:
+    @rlplat.remote(resources={"here": 1}, num_cpus=0)
+    def session() -> str:
+        return os.environ["RLPLAT_SESSION"]
+
+    return rlplat.get(session.remote(), timeout=60)
+
+
+def init(join: str, num_cpus: int = 1) -> None:
+    rlplat.init(num_cpus=num_cpus, num_gpus=0, resources={"here": 1}, address=join)
+
+
+def alive() -> list[str]:
+    return sorted(node["NodeID"] for node in rlplat.nodes() if node["Alive"])
+
+
+def there(*names: str) -> None:
+    assert soon(lambda: alive() == sorted(["node", *names]), 60)
+
+
+def test_tasks_and_actors_run_on_either_machine(join: str, start: Start) -> None:
+    start("--resource", "far=2")
+    init(join)
+    assert rlplat.get(session_there.remote(), timeout=60) != session_here()
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    class Sum:
+        def __init__(self) -> None:
+            self.total = 0
+
+        def add(self, number: int) -> int:
+            self.total += number
+            return self.total
+
+    @rlplat.remote(resources={"here": 1}, num_cpus=0)
+    def add_from_here(actor: Any) -> int:
+        return rlplat.get(actor.add.remote(10))
+
+    sums = Sum.options(name="sums").remote()
+    assert rlplat.get([sums.add.remote(n) for n in range(100)], timeout=60)[-1] == 4950
+    assert rlplat.get(add_from_here.remote(sums), timeout=60) == 4960
+    assert rlplat.get(rlplat.get_actor("sums").add.remote(1), timeout=60) == 4961
+    assert rlplat.cluster_resources()["CPU"] == 3
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    def nested(n: int) -> int:
+        return n if not n else n + rlplat.get(plain.remote(n - 1))
+
+    @rlplat.remote
+    def plain(n: int) -> int:
+        return n
+
+    assert rlplat.get(nested.remote(5), timeout=60) == 9
+    with pytest.raises(ZeroDivisionError):
+        rlplat.get(fails.remote(), timeout=60)
+
+
+@rlplat.remote(resources={"far": 1}, num_cpus=0)
+def fails() -> float:
+    return 1 / 0
+
+
+def test_spread_and_placement_groups_go_over_machines(join: str, start: Start) -> None:
+    start()
+    init(join, num_cpus=2)
+    there("n2")
+
+    @rlplat.remote(num_cpus=1, scheduling_strategy="SPREAD")
+    class Where:
+        def session(self) -> str:
+            return os.environ["RLPLAT_SESSION"]
+
+    actors = [Where.remote() for _ in range(2)]
+    assert len(set(rlplat.get([actor.session.remote() for actor in actors], timeout=60))) == 2
+    for actor in actors:
+        rlplat.kill(actor)
+    group = placement_group([{"CPU": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
+    assert group.wait(60)
+    inside = [
+        Where.options(
+            placement_group=group, placement_group_bundle_index=n, scheduling_strategy=None
+        ).remote()
+        for n in range(2)
+    ]
+    assert len(set(rlplat.get([actor.session.remote() for actor in inside], timeout=60))) == 2
+    remove_placement_group(group)
+
+
+def test_large_values_are_pulled_once_per_machine_and_their_copies_freed(join: str, start: Start) -> None:
+    start("--resource", "far=2")
+    init(join)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    def make(number: int) -> np.ndarray:
+        return np.full(1_000_000, number)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    def sum_of(array: np.ndarray) -> int:
+        return int(array.sum())
+
+    def copies() -> list[str]:
+        sessions = [rlplat.runtime.refs.backend().link.session]
+        return [name for session in sessions for name in os.listdir(session) if name.startswith("s-w")]
+
+    made = make.remote(3)
+    first = rlplat.get(made, timeout=60)
+    assert int(first.sum()) == 3_000_000
+    assert len(copies()) == 1
+    again = rlplat.get(made)
+    assert np.shares_memory(first, again)
+    ours = rlplat.put(np.full(1_000_000, 2))
+    assert rlplat.get([sum_of.remote(ours) for _ in range(4)], timeout=60) == [2_000_000] * 4
+    assert rlplat.get([make.remote(n) for n in range(20)], timeout=60)[19][0] == 19
+    del first, again, made
+    assert soon(lambda: not copies())
+
+
+def test_a_machine_whose_workers_were_killed_with_it_is_lost(join: str, start: Start) -> None:
+    machine = start("--resource", "far=2")
+    init(join)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0, max_restarts=1, max_task_retries=-1)
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def add(self) -> int:
+            self.count += 1
+            return self.count
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    def large() -> np.ndarray:
+        return np.ones(1_000_000)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    def kept_there() -> list[Any]:
+        return [rlplat.put(np.ones(1_000_000))]
+
+    counter, ref = Counter.remote(), large.remote()
+    (lost,) = rlplat.get(kept_there.remote(), timeout=60)
+    assert rlplat.get([counter.add.remote() for _ in range(2)], timeout=60) == [1, 2]
+    rlplat.wait([ref], timeout=60)
+    before = rlplat.get(session_there.remote(), timeout=60)
+    other = start("--resource", "far=2")
+    there("n2", "n3")
+    os.kill(node_process_of(machine.pid), signal.SIGKILL)
+    assert rlplat.get(counter.add.remote(), timeout=60) == 1
+    assert rlplat.get(session_there.remote(), timeout=60) != before
+    assert int(rlplat.get(ref, timeout=60).sum()) == 1_000_000
+    with pytest.raises(rlplat.errors.RuntimeFault):
+        rlplat.get(lost, timeout=60)
+    assert "n2" not in alive()
+    assert soon(lambda: len(alive()) == 3)  # the machine is there, and comes again under another name
+    assert other.poll() is None
+
+
+def node_process_of(machine: int) -> int:
+    """The child of the process that `rlplat start` is."""
+    with open(f"/proc/{machine}/task/{machine}/children") as file:
+        (child,) = map(int, file.read().split())
+    return child
+
+
+def test_a_task_without_retries_hears_that_its_machine_is_lost(join: str, start: Start) -> None:
+    machine = start("--resource", "far=1")
+    init(join)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0, max_retries=0)
+    def kill_the_node(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        signal.pause()
+
+    there("n2")
+    with pytest.raises(WorkerCrashed, match="node n2 was lost"):
+        rlplat.get(kill_the_node.remote(node_process_of(machine.pid)), timeout=60)
+
+
+def test_a_machine_that_is_silent_is_fenced_and_comes_again(join: str, start: Start) -> None:
+    machine = start("--resource", "far=1")
+    init(join)
+    there("n2")
+    pids = marked_pids(rlplat.get(session_there.remote(), timeout=60))
+    node = node_process_of(machine.pid)
+    os.kill(node, signal.SIGSTOP)
+    try:
+        assert soon(lambda: alive() == ["node"], 60)
+    finally:
+        os.kill(node, signal.SIGCONT)
+    assert soon(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 60)
+    assert rlplat.get(session_there.remote(), timeout=60)
+    assert "n2" not in alive()
+
+
+def marked_pids(session: str) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                environ = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if f"RLPLAT_SESSION={session}".encode() in environ.split(b"\0"):
+                found.append(int(name))
+    return found
+
+
+def test_machines_work_for_one_program_after_the_other(join: str, start: Start) -> None:
+    start("--resource", "far=1")
+    sessions = set()
+    for _ in range(2):
+        init(join)
+        sessions.add(rlplat.get(session_there.remote(), timeout=60))
+        rlplat.shutdown()
+    assert len(sessions) == 2
+    assert soon(lambda: not any(marked_pids(session) for session in sessions))
+
+
+def test_a_second_program_at_the_same_time_is_refused(join: str) -> None:
+    init(join)
+    script = f"import rlplat; rlplat.init(num_cpus=1, num_gpus=0, address={join!r})"
+    second = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "another program has this cluster" in second.stderr
+    rlplat.shutdown()
+
+
+def test_who_has_not_the_key_does_not_get_in(join: str, start: Start, tmp_path: Path) -> None:
+    keys = json.loads(Path(join).read_text())
+    other = str(tmp_path / "other.json")
+    join_file.make(other, "127.0.0.1", 0)
+    strange = json.loads(Path(other).read_text())
+    Path(other).write_text(
+        json.dumps(keys | {name: strange[name] for name in ("node_public", "node_secret")})
+    )
+    init(join)
+    command = [sys.executable, "-m", "rlplat.cli", "start", "--address", other]
+    stranger = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    start("--resource", "far=1")
+    assert rlplat.get(session_there.remote(), timeout=60)
+    assert alive() == ["n2", "node"]
+    stranger.terminate()
+    assert "works for" not in stranger.communicate(timeout=60)[1]
+
+
+def test_other_versions_are_refused_in_words(
+    join: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(join)
+    script = (
+        "import rlplat; rlplat.__version__ = '0.0.1'\n"
+        "from rlplat import machines\n"
+        f"machines.work({join!r}, 1, 0, None)"
+    )
+    refused = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "with rlplat 0.0.1" in refused.stderr
+    assert "all machines of a cluster need the same" in refused.stderr
+    rlplat.shutdown()
+
+
+def test_a_join_file_is_private_and_is_not_written_over(join: str, tmp_path: Path) -> None:
+    assert os.stat(join).st_mode & 0o777 == 0o600
+    with pytest.raises(ConfigError, match="is there already"):
+        join_file.make(join, "127.0.0.1", 0)
+    os.chmod(join, 0o644)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        rlplat.init(num_cpus=1, num_gpus=0, address=join)
+    with pytest.raises(ConfigError, match="rlplat start --head"):
+        rlplat.init(num_cpus=1, num_gpus=0, address="10.0.0.1:6379")
