@@ -288,7 +288,32 @@ class GuardedEnv:
 
         `obs[index]` is what must come out, bit for bit; if it does not, a new episode begins, and the text says why.
         The lists have an entry for every environment, so that one call serves all of them."""
-        return replay_episode(self, states[self.index], actions[self.index], obs[self.index])
+        start, taken, expected = states[self.index], actions[self.index], obs[self.index]
+        which = f"{self.name} (environment {self.index})"
+        if start.get("wandered"):
+            set_generator(self.env, start["generator_now"])
+            return self.reset()[0], f"{which}: its episode began with random_start_steps"
+        self.num_steps = start["num_steps"] - len(taken)
+        try:
+            set_generator(self.env, start["generator"])
+            row, _ = self.reset(seed=start["seed"])
+            for action in taken:
+                row = self.step(action)[0]
+            now = start["generator_now"]
+            if not _same_obs(row, expected):
+                problem = f"its episode of {len(taken)} steps, played again, leads to another observation"
+            elif not _same(_known(generator_state(self.env), now), now):
+                problem = f"its episode of {len(taken)} steps, played again, draws other random numbers"
+            else:
+                return row, ""
+        except EnvError as error:
+            problem = f"its episode could not be played again ({error})"
+        self.num_steps = start["num_steps"]
+        set_generator(self.env, start["generator_now"])
+        return self.reset()[0], (
+            f"{which}: {problem}, so a new one begins; reset() must set everything that step() changes, and random "
+            "numbers must come from self.np_random"
+        )
 
     def _check_length(self, result: Any) -> None:
         if isinstance(result, tuple) and len(result) == 4 and not isinstance(result[3], dict):
@@ -421,37 +446,6 @@ def _kind(value: Any) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return f"{brief(value)} ({type(value).__name__})"
-
-
-def replay_episode(
-    guard: GuardedEnv, start: dict[str, Any], actions: list[Any], expected: Any
-) -> tuple[Any, str]:
-    """-> (observation, ""), or the first observation of a new episode and why it had to begin."""
-    if start.get("wandered"):
-        set_generator(guard.env, start["generator_now"])
-        return guard.reset()[
-            0
-        ], f"{guard.name} (environment {guard.index}): its episode began with random_start_steps"
-    guard.num_steps = start["num_steps"] - len(actions)
-    try:
-        set_generator(guard.env, start["generator"])
-        obs, _ = guard.reset(seed=start["seed"])
-        for action in actions:
-            obs = guard.step(action)[0]
-        if not _same_obs(obs, expected):
-            problem = f"its episode of {len(actions)} steps, played again, leads to another observation"
-        elif not _same(_known(generator_state(guard.env), start["generator_now"]), start["generator_now"]):
-            problem = f"its episode of {len(actions)} steps, played again, draws other random numbers"
-        else:
-            return obs, ""
-    except EnvError as error:
-        problem = f"its episode could not be played again ({error})"
-    guard.num_steps = start["num_steps"]
-    set_generator(guard.env, start["generator_now"])
-    return guard.reset()[0], (
-        f"{guard.name} (environment {guard.index}): {problem}, so a new one begins; reset() must set everything that "
-        "step() changes, and random numbers must come from self.np_random"
-    )
 
 
 def _known(state: dict[str, Any], saved: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -112,22 +112,12 @@ class SyncLoop:
                 put_row(obs, i, row)
         return obs, np.array(rewards, np.float64), terminated, truncated, info
 
-    def of_all(self, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
-        """What that method of every `GuardedEnv` returns."""
-        return [getattr(guard, method)(*arguments, **keywords) for guard in self.guards]
-
-    def episode_states(self) -> list[dict[str, Any]]:
-        return self.of_all("episode_state")
-
-    def restore(
-        self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
-    ) -> list[tuple[Any, str]]:
-        """Per environment: its episode's start, the actions since and what must come out -> (observation, problem)."""
-        restored = []
-        for i, guard in enumerate(self.guards):
-            self.current = i
-            restored.append(guard.restore(states, actions, obs))
-        return restored
+    def of_all(self, method: str, num_steps: int, *arguments: Any, **keywords: Any) -> list[Any]:
+        """What that method of every `GuardedEnv` returns; num_steps: of one environment, that it may take."""
+        answers = []
+        for self.current, guard in enumerate(self.guards):  # noqa: B020
+            answers.append(getattr(guard, method)(*arguments, **keywords))
+        return answers
 
     def close(self) -> None:
         for guard in self.guards:
@@ -176,28 +166,14 @@ class AsyncLoop:
             result[4][OF_EPISODES] = [{name: float(value) for name, value in row.items()} for row in rows]
         return result
 
-    def of_all(self, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
+    def of_all(self, method: str, num_steps: int, *arguments: Any, **keywords: Any) -> list[Any]:
         """As `SyncLoop.of_all`."""
-        return self._call(method, max(self._limits), *arguments, **keywords)
-
-    def episode_states(self) -> list[dict[str, Any]]:
-        return self.of_all("episode_state")
-
-    def restore(
-        self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
-    ) -> list[tuple[Any, str]]:
-        """As `SyncLoop.restore`."""
-        longest = max(map(len, actions))
-        return self._call(
-            "restore", self._limits.reset_s + self._limits.step_s * longest, states, actions, obs
-        )
-
-    def _call(self, name: str, timeout_s: float, *arguments: Any, **keywords: Any) -> list[Any]:
         try:
-            self.envs.call_async(name, *arguments, **keywords)
-            return list(self.envs.call_wait(timeout=timeout_s))
+            self.envs.call_async(method, *arguments, **keywords)
+            limit_s = max(self._limits) + self._limits.step_s * (num_steps - 1)
+            return list(self.envs.call_wait(timeout=limit_s))
         except BaseException as error:
-            self._fail(error, name)
+            self._fail(error, method)
 
     def close(self) -> None:
         if not self.envs.closed:

@@ -2,7 +2,7 @@
 and the actions since. Played again, they must lead to the same observation, bit for bit.
 
     start = guard.episode_state()                       # and the actions since the episode began
-    obs, problem = replay_episode(guard, start, actions, expected_obs)
+    obs, problem = guard.restore([start], [actions], [expected_obs])
 
 A problem is a sentence: the environment keeps something that neither its generator nor its reset() decides.
 """
@@ -74,7 +74,7 @@ def why_not_saved(raw: Any, name: str, keeps_state: bool) -> str:
     """Why the state of a vector environment cannot be had, or the empty string."""
     if not keeps_state:
         return f"the states of the environments ({name}) are not kept: make_vector_env(..., keep_state=True) keeps them"
-    if hasattr(raw, "episode_states") or is_native_saved(_entry_point(raw)):
+    if hasattr(raw, "of_all") or is_native_saved(_entry_point(raw)):
         return ""
     who = "ale-py's vector environment" if hasattr(raw, "ale") else "its vector implementation"
     return f"the states of the environments ({name}): {who} gives no access to them, so new episodes begin"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, Literal, NoReturn, cast
 
@@ -76,7 +77,7 @@ class VectorEnv:
         self._checks_finite = not is_plain or self._obs_dtype.kind == "f"
         self._has_mask = isinstance(self.spec.obs, dict) and MASK in self.spec.obs
         self._tapes: list[list[Array]] | None = None  # the actions of the episodes that are going on
-        if keeps_state and hasattr(raw, "episode_states"):
+        if keeps_state and hasattr(raw, "of_all"):
             self._tapes = [[] for _ in range(self.num_envs)]
         self.not_saved = why_not_saved(raw, name, keeps_state)
         """Why `get_state` cannot be called, or the empty string."""
@@ -255,7 +256,7 @@ class VectorEnv:
             metrics = self._info_metrics
             told = [each.get_state() for each in metrics.each] if metrics is not None else []
             return {**state, "native": native_state(self._raw), "metrics": told}
-        starts = self._guarded(self._raw.episode_states, "saving its state")
+        starts = self._of_all("episode_state", "saving its state")
         tapes = [np.stack(tape) if tape else np.zeros(0, np.float32) for tape in self._tapes]
         return {**state, "starts": starts, "actions": tapes}
 
@@ -297,9 +298,7 @@ class VectorEnv:
     def ask(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
         """Of every environment: `GuardedEnv.ask`. UsageError where they are one object that gives no access."""
         if hasattr(self._raw, "of_all"):
-            return list(
-                self._guarded(lambda: self._raw.of_all("ask", what, name, *arguments, **keywords), name)
-            )
+            return list(self._of_all("ask", name, what, name, *arguments, **keywords))
         raw = getattr(self._raw, "unwrapped", self._raw)
         method = {"get": "get_attr", "set": "set_attr", "call": "call"}[what]
         if not hasattr(raw, method):
@@ -324,7 +323,8 @@ class VectorEnv:
                 f"random_start_steps: the environments of {self.name} cannot be stepped one by one "
                 f"(vectorization {self._facts.get('vectorization')}); {hint}"
             )
-        rows = self._guarded(lambda: self._raw.of_all("wander", most, seed), "random_start_steps", 1 + most)
+        call = partial(self._raw.of_all, "wander", 1 + most, most, seed)
+        rows = self._guarded(call, "random_start_steps", 1 + most)
         obs = copy_obs(self._obs if self._obs is not None else self._reader.empty(self.num_envs))
         for i, (row, steps) in enumerate(rows):
             put_row(obs, i, row)
@@ -335,7 +335,7 @@ class VectorEnv:
     def statistics(self) -> Statistics:
         """Running ones that the environments keep between episodes, merged; empty where there are none."""
         if hasattr(self._raw, "of_all"):
-            return merged(self._guarded(lambda: self._raw.of_all("statistics"), "statistics"))
+            return merged(self._of_all("statistics", "statistics"))
         return kept_statistics(self._raw)
 
     def take_statistics(
@@ -344,8 +344,7 @@ class VectorEnv:
         """In the place of their own; num_copies: that go on from them, over which they were merged; is_frozen: they
         stay as they are from now on."""
         if hasattr(self._raw, "of_all"):
-            call = lambda: self._raw.of_all("take_statistics", statistics, 1.0 / num_copies, is_frozen)  # noqa: E731
-            self._guarded(call, "statistics")
+            self._of_all("take_statistics", "statistics", statistics, 1.0 / num_copies, is_frozen)
             return
         put_statistics(self._raw, statistics, self.num_envs / num_copies)
         if is_frozen:
@@ -389,6 +388,9 @@ class VectorEnv:
             # In NEXT_STEP mode the coming step resets and does not count.
             self._episode_start[b] = self._num_steps + (self._mode == "NEXT_STEP")
 
+    def _of_all(self, method: str, what: str, *arguments: Any, **keywords: Any) -> Any:
+        return self._guarded(partial(self._raw.of_all, method, 1, *arguments, **keywords), what)
+
     def _replay(self, state: dict[str, Any], obs: Obs) -> None:
         """Plays the episodes of `state` again; rows of `obs` are replaced where that leads elsewhere."""
         self._tapes = [list(tape) for tape in state["actions"]]
@@ -398,11 +400,9 @@ class VectorEnv:
             converted = self._convert(np.stack(tape)) if tape else None
             actions.append([action_row(converted, t) for t in range(len(tape))])
         expected = [take_obs(obs, i) for i in range(self.num_envs)]
-        restored = self._guarded(
-            lambda: self._raw.restore(state["starts"], actions, expected),
-            "restoring its state",
-            1 + sum(map(len, actions)),
-        )
+        longest = 1 + max(map(len, actions))
+        call = partial(self._raw.of_all, "restore", longest, state["starts"], actions, expected)
+        restored = self._guarded(call, "restoring its state", 1 + sum(map(len, actions)))
         for i, (row, problem) in enumerate(restored):
             if problem:
                 self.not_restored[i] = problem

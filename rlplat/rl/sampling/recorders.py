@@ -42,11 +42,13 @@ class Recorder:
 
     needs_every_core = False
     """Whether `decided` is to be given the core's state in every row, or in row 0 only."""
-    keeps_every_end = False
-    """Whether the last observation of an episode is kept where it terminated as well."""
 
-    def __init__(self, num_steps: int, obs: Obs, action: ActionSpec, core_size: int) -> None:
-        """obs: [B, ...], for shapes and dtypes; core_size: S of the policy's core, 0 without one."""
+    def __init__(
+        self, num_steps: int, obs: Obs, action: ActionSpec, core_size: int, *, keeps_every_end: bool = False
+    ) -> None:
+        """obs: [B, ...], for shapes and dtypes; core_size: S of the policy's core, 0 without one; keeps_every_end: the
+        last observation of an episode is kept where it terminated as well."""
+        self._keeps_every_end = keeps_every_end
         self._num_steps, self._obs_like = num_steps, obs
         self._num_columns = obs_rows(obs)
         self._actions_like = empty_actions(action, self._num_columns)
@@ -82,7 +84,7 @@ class Recorder:
         batch.terminated[where] = terminated
         batch.truncated[where] = truncated
         batch.valid[where] = valid
-        kept = truncated | terminated if self.keeps_every_end else truncated
+        kept = truncated | terminated if self._keeps_every_end else truncated
         if final_obs is not None and len(cut := np.flatnonzero(kept)):
             t, columns = (where, cut) if isinstance(where, int) else (where[0][cut], where[1][cut])
             self._cut_rows.append(t * self._num_columns + columns)
@@ -135,11 +137,12 @@ class Samples(Recorder):
         action: ActionSpec,
         core_size: int,
         *,
-        values_of: ValuesOf,
+        values_of: ValuesOf | None,
         values_at_once: bool,
     ) -> None:
-        """values_of: V of last observations; values_at_once: when an episode is cut off, as a core's state is that of
-        now; else of all in the end, in one pass."""
+        """values_of: V of last observations, None: these are in the batch, in place of their values under the weights
+        that acted; values_at_once: when an episode is cut off, as a core's state is that of now; else of all in the
+        end, in one pass."""
         self._values_of, self._values_at_once = values_of, values_at_once
         super().__init__(num_steps, obs, action, core_size)
 
@@ -154,13 +157,19 @@ class Samples(Recorder):
         return SampleBatch.empty(self._num_steps, self._obs_like, self._actions_like)
 
     def _cut(self, columns: Array, last_obs: Obs) -> None:
-        if self._values_at_once:
+        if self._values_of is not None and self._values_at_once:
             self._cut_values.append(self._values_of(columns, last_obs))
         else:
             self._cut_columns.append(columns)
             self._last_obs.append(last_obs)
 
     def _complete(self, batch: SampleBatch, following: Following) -> None:
+        if self._core_size:
+            batch.core_state = self._cores[0].copy()
+        if self._values_of is None:
+            if self._cut_rows:
+                batch.cut_rows, batch.final_obs = np.concatenate(self._cut_rows), concat_obs(self._last_obs)
+            return
         batch.next_values[:-1] = batch.values[1:]
         last, values = following(batch)
         batch.next_values[last] = values
@@ -169,28 +178,12 @@ class Samples(Recorder):
             self._cut_values = [self._values_of(columns, concat_obs(self._last_obs))]
         if self._cut_rows:
             batch.next_values.reshape(-1)[np.concatenate(self._cut_rows)] = np.concatenate(self._cut_values)
-        if self._core_size:
-            batch.core_state = self._cores[0].copy()
 
     def forced(self, where: Where, forced: Array) -> None:
         batch: SampleBatch = self._batch
         if batch.forced is None:
             batch.forced = np.zeros(batch.shape, np.bool_)
         batch.forced[where] = forced
-
-
-class SamplesAndEnds(Samples):
-    """`SampleBatch[T, B]`s with the observations that values are bootstrapped from, in place of their values under the
-    weights that acted."""
-
-    def _cut(self, columns: Array, last_obs: Obs) -> None:
-        self._last_obs.append(last_obs)
-
-    def _complete(self, batch: SampleBatch, following: Following) -> None:
-        if self._cut_rows:
-            batch.cut_rows, batch.final_obs = np.concatenate(self._cut_rows), concat_obs(self._last_obs)
-        if self._core_size:
-            batch.core_state = self._cores[0].copy()
 
 
 class Transitions(Recorder):
@@ -220,12 +213,6 @@ class Transitions(Recorder):
         batch.continues, batch.number = self.continues, self.number
 
 
-class TransitionsAndEnds(Transitions):
-    """`TransitionBatch[T, B]`s in which the last observation of every episode is, also where it terminated."""
-
-    keeps_every_end = True
-
-
 def make_recorder(
     record: Record,
     num_steps: int,
@@ -237,11 +224,11 @@ def make_recorder(
     values_at_once: bool,
 ) -> Recorder:
     """See `Samples`; transitions need no values."""
-    if record in ("transitions", "transitions_and_ends"):
-        kind = Transitions if record == "transitions" else TransitionsAndEnds
-        return kind(num_steps, obs, action, core_size)
-    samples = Samples if record == "samples" else SamplesAndEnds
-    return samples(num_steps, obs, action, core_size, values_of=values_of, values_at_once=values_at_once)
+    if record.startswith("transitions"):
+        is_every = record == "transitions_and_ends"
+        return Transitions(num_steps, obs, action, core_size, keeps_every_end=is_every)
+    wanted = values_of if record == "samples" else None
+    return Samples(num_steps, obs, action, core_size, values_of=wanted, values_at_once=values_at_once)
 
 
 def values_in_columns(policy: Policy, obs: Obs, columns: Array, of: Obs) -> Array:
