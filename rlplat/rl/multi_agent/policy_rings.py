@@ -33,6 +33,7 @@ from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.multi_agent.vector_env import AgentReturns
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.recorders import Record
+from rlplat.rl.saved import Saved
 from rlplat.rl.spread import spread
 
 if TYPE_CHECKING:
@@ -192,21 +193,23 @@ def _batch_of(fragment: ObjectRef | Sequence[ObjectRef], index: int) -> ObjectRe
     return fragment[index] if isinstance(fragment, list | tuple) else fragment  # type: ignore[return-value]
 
 
-class OpponentPool:
+class OpponentPool(Saved):
     """An actor beside the parameter servers; snapshots are numbered from 0 and the oldest goes first."""
+
+    saved = {"next_number": "_next_number", "snapshots": "_snapshots"}
 
     def __init__(self, capacity: int, sampling: Literal["latest", "uniform"]) -> None:
         self._capacity, self._sampling = capacity, sampling
-        self._snapshots: list[tuple[int, int, Weights]] = []
-        """(number, env steps, weights), oldest first."""
+        self._snapshots: list[dict[str, Any]] = []
+        """number, env_steps and weights of each, oldest first; a new list for every one."""
         self._next_number = 0
 
     def add(self, env_steps: int, latest: tuple[int, Weights]) -> int:
         """latest: (version, weights), as the parameter server gives them; returns the snapshot's number."""
         number = self._next_number
         self._next_number += 1
-        self._snapshots.append((number, env_steps, latest[1]))
-        del self._snapshots[: -self._capacity]
+        snapshot = {"number": number, "env_steps": env_steps, "weights": latest[1]}
+        self._snapshots = [*self._snapshots, snapshot][-self._capacity :]
         return number
 
     def draw(self, at: float, held: int = -1) -> tuple[int, Weights] | None:
@@ -221,30 +224,15 @@ class OpponentPool:
         index = len(self._snapshots) - 1
         if self._sampling == "uniform":
             index = min(index, int(at * len(self._snapshots)))
-        number, _, weights = self._snapshots[index]
-        return None if number == held else (number, weights)
+        drawn = self._snapshots[index]
+        return None if drawn["number"] == held else (drawn["number"], drawn["weights"])
 
     def latest(self, than_version: int = -1) -> tuple[int, Weights] | None:
         """The newest snapshot, as from a parameter server: what evaluation plays against."""
-        if not self._snapshots or self._snapshots[-1][0] <= than_version:
+        if not self._snapshots or self._snapshots[-1]["number"] <= than_version:
             return None
-        return self._snapshots[-1][0], self._snapshots[-1][2]
+        return self._snapshots[-1]["number"], self._snapshots[-1]["weights"]
 
     def env_steps(self) -> list[int]:
         """When the snapshots that are kept were taken, oldest first."""
-        return [env_steps for _, env_steps, _ in self._snapshots]
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "next_number": self._next_number,
-            "snapshots": [
-                {"number": number, "env_steps": env_steps, "weights": weights}
-                for number, env_steps, weights in self._snapshots
-            ],
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._next_number = int(state["next_number"])
-        self._snapshots = [
-            (int(each["number"]), int(each["env_steps"]), each["weights"]) for each in state["snapshots"]
-        ]
+        return [each["env_steps"] for each in self._snapshots]

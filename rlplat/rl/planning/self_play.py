@@ -85,12 +85,16 @@ def board_game_of(env: Any, env_kwargs: dict[str, Any], algo: str) -> BoardGame:
     return found
 
 
-class GamesInProgress:
+class GamesInProgress(Saved):
     """A game that ends makes room for a new one.
 
     games = GamesInProgress(game, 64)
     ended = games.play(actions, policies)            # of games.boards; the positions of each game that has ended
     """
+
+    saved = {
+        "boards": "boards", "lengths": "lengths", "past_boards": "_past_boards", "past_policies": "_past_policies",
+    }  # fmt: skip
 
     def __init__(self, game: BoardGame, num_games: int) -> None:
         self._game = game
@@ -118,10 +122,6 @@ class GamesInProgress:
         self.boards[moved.ended] = self._game.start(1)
         self.lengths[moved.ended] = 0
         return ended
-
-    def get_state(self) -> dict[str, Any]:
-        past = {"past_boards": self._past_boards.copy(), "past_policies": self._past_policies.copy()}
-        return {"boards": self.boards.copy(), "lengths": self.lengths.copy()} | past
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Into new games. state: of any number; those that are too many are dropped, and where there are fewer, the

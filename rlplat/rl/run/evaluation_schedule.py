@@ -35,6 +35,7 @@ from rlplat.rl.interfaces import Episode, Result
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.evaluation import Evaluated, evaluation_metrics, what_was_cut
 from rlplat.rl.run.run_directory import RunDirectory
+from rlplat.rl.saved import Saved
 from rlplat.rl.seeding import Purpose
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ class _Running:
     attempt: int = 1
 
 
-class Evaluations:
+class Evaluations(Saved):
+    saved = {
+        "is_waiting": "_is_waiting", "started": "_started", "skipped": "_skipped", "failures": "_failures",
+    }  # fmt: skip
+
     def __init__(self, algorithm: Algorithm[Any], *, run: RunDirectory | None = None) -> None:
         """run: where films and best weights go; without one there are neither."""
         config = algorithm.config
@@ -220,17 +225,7 @@ class Evaluations:
             self._run.say(text)
 
     def get_state(self) -> dict[str, Any]:
-        return {
-            "is_waiting": self._is_waiting or self._running is not None,
-            "started": self._started,
-            "skipped": self._skipped,
-            "failures": self._failures,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._is_waiting = bool(state["is_waiting"])
-        self._started, self._skipped = int(state["started"]), int(state["skipped"])
-        self._failures = int(state["failures"])
+        return super().get_state() | {"is_waiting": self._is_waiting or self._running is not None}
 
     def close(self) -> None:
         """End the evaluation actor, whatever it is doing."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -392,3 +394,46 @@ def _sequence(rng: int | np.random.Generator | np.random.SeedSequence) -> np.ran
     if isinstance(rng, np.random.Generator):
         return np.random.SeedSequence(rng.integers(2**32, size=4).tolist())
     return np.random.SeedSequence(rng)
+
+
+_CHECKPOINT = re.compile(r"(.+):([^:/]+)")
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """Of one run as the beginning of another (`--init-from RUN`).
+
+    initial = find_initial("runs/demo:best")            # before anything starts
+    line = initial.give_to(algorithm)                   # its optimizer, counters and environments stay new
+    """
+
+    path: str
+    """Of the checkpoint."""
+    algorithm: str
+    env_steps: int
+    spaces: str
+    weights: Weights
+
+    def give_to(self, algorithm: Any) -> str:
+        """What to tell about it; CheckpointError names every leaf that does not fit."""
+        spaces = str(algorithm.spaces)
+        differ = f"its spaces are {self.spaces}, and here {spaces}" if self.spaces != spaces else ""
+        try:
+            algorithm.set_weights(self.weights)
+        except CheckpointError as error:
+            other = f"it is a run of {self.algorithm}" if self.algorithm != algorithm.name else ""
+            hint = "; ".join(filter(None, [other, differ]))
+            raise CheckpointError(
+                f"cannot start from {self.path}: {error}" + (f"\n  ({hint})" if hint else "")
+            ) from None
+        told = f"starting from the weights of {self.path} ({self.env_steps:,} env steps)"
+        return f"{told}; note: {differ}" if differ else told
+
+
+def find_initial(source: str | os.PathLike[str]) -> InitialWeights:
+    """source: RUN (its newest checkpoint), RUN:best, RUN:step_4096, or a checkpoint's directory."""
+    match = None if os.path.exists(user_path(source)) else _CHECKPOINT.fullmatch(os.fspath(source))
+    agent = load(match[1], match[2]) if match else load(source)
+    saved = agent.checkpoint
+    info = saved.info
+    return InitialWeights(str(saved.path), info.algorithm, info.env_steps, info.spaces, agent.weights())

@@ -42,7 +42,6 @@ from rlplat.rl.policies.spec import bounds_advice, said_of_observations
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.bottleneck import add_seconds, bottleneck
 from rlplat.rl.run.evaluation_schedule import Evaluations
-from rlplat.rl.run.initial_weights import InitialWeights, find_initial
 from rlplat.rl.run.interruption import Interrupted, Interruption
 from rlplat.rl.run.run_directory import (
     AUTO,
@@ -54,6 +53,7 @@ from rlplat.rl.run.run_directory import (
     refuse_existing,
     restore,
 )
+from rlplat.rl.run.trained_agent import InitialWeights, find_initial
 from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
 from rlplat.rl.run.view.progress import Progress, StillStarting, open_progress, showing_log
 from rlplat.rl.schedules import with_horizon

@@ -19,8 +19,8 @@ import numpy as np
 
 from rlplat.errors import EnvError
 from rlplat.rl.class_path import load_class
-from rlplat.rl.envs.external.fragment_server import FragmentServer
 from rlplat.rl.envs.external.frames import LaneFragment
+from rlplat.rl.envs.external.server import FragmentServer
 from rlplat.rl.envs.external.spaces_file import make_space, read_spaces, require_inference
 from rlplat.rl.envs.external.vector_env import DEFAULT_LISTEN, obs_leaves_of
 from rlplat.rl.envs.gym_spaces import nested

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlplat.rl.info_metrics import episode_means
 from rlplat.rl.interfaces import Episode, Result
+from rlplat.rl.saved import Saved
 
 WINDOW = 100
 
@@ -54,10 +55,12 @@ warning."""
 log = logging.getLogger("rlplat.start")
 
 
-class RunTally:
+class RunTally(Saved):
     """tally.count(report.env_steps, report.episodes)
     return tally.result(report.metrics | {"time/sample_s": sampled - started})
     """
+
+    saved = {"iteration": "iteration", "env_steps": "env_steps", "episode_window": "_window"}
 
     def __init__(self) -> None:
         self.iteration = self.env_steps = 0
@@ -103,15 +106,6 @@ class RunTally:
             metrics=metrics | self._window.env_metrics,
         )
 
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "iteration": self.iteration,
-            "env_steps": self.env_steps,
-            "episode_window": self._window.get_state(),
-        }
-
     def set_state(self, state: dict[str, Any]) -> None:
-        """state: may hold more than `get_state` gave."""
-        self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
-        self._window.set_state(state["episode_window"])
+        super().set_state(state)
         self._ended_at = self.env_steps

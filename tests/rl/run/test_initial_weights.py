@@ -16,7 +16,7 @@ from rlplat.errors import CheckpointError, ConfigError
 from rlplat.rl.learning.weights import CARRIED_OBSERVATIONS, network_weights, require_fitting
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.run.algorithm import Algorithm
-from rlplat.rl.run.initial_weights import find_initial
+from rlplat.rl.run.trained_agent import find_initial
 from rlplat.rl.run.training_plan import plan_from_file
 from tests.cli.counting_algorithm import CountingAlgorithm, CountingConfig
 from tests.rl.run.test_trained_agent import NORMAL, SMALL, make, trained

@@ -23,9 +23,9 @@ from websockets.sync.client import connect
 
 from rlplat.cli import main
 from rlplat.errors import ConfigError
-from rlplat.rl.envs.external import client, frames, listener, server
+from rlplat.rl.envs.external import client, frames, server
 from rlplat.rl.envs.external.client import Ended, Refused, Simulator, Simulators
-from rlplat.rl.envs.external.listener import parse_address
+from rlplat.rl.envs.external.server import parse_address
 from rlplat.rl.envs.external.spaces_file import make_space, read_spaces
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Episode
@@ -213,7 +213,7 @@ def test_a_frame_that_does_not_fit_is_refused_by_name_and_harms_nobody(training:
 
 
 def test_a_full_training_refuses_with_the_reason(training: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(listener, "JOIN_PATIENCE_S", 0.01)
+    monkeypatch.setattr(server, "JOIN_PATIENCE_S", 0.01)
     there = training()
     with Simulator(there.address), pytest.raises(Refused, match="0 of 1 environments are free"):
         Simulator(there.address)
@@ -385,8 +385,8 @@ def test_frames_before_join_take_no_memory(training: Callable[..., Training]) ->
 def test_one_that_never_joins_and_one_that_falls_silent_are_named_and_leave_their_place(
     training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listener, "JOIN_S", 0.2)
-    monkeypatch.setattr(listener, "SILENT_S", 0.4)
+    monkeypatch.setattr(server, "JOIN_S", 0.2)
+    monkeypatch.setattr(server, "SILENT_S", 0.4)
     address = training().address
     with connect(address) as mute, connect(address) as sleeping:
         mute.recv(), sleeping.recv()

@@ -19,8 +19,8 @@ from rlplat.cli import main
 from rlplat.errors import ConfigError
 from rlplat.rl.envs.external import client, frames
 from rlplat.rl.envs.external.client import Ended, LocalPolicy, Refused, Simulator, Simulators
-from rlplat.rl.envs.external.fragment_server import FragmentServer
 from rlplat.rl.envs.external.frames import BadFrame
+from rlplat.rl.envs.external.server import FragmentServer
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.interfaces import Episode
 from rlplat.rl.sampling.recorders import make_recorder
