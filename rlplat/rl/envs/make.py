@@ -22,6 +22,7 @@ from rlplat.errors import EnvError, RlplatError, UsageError
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
+from rlplat.rl.envs.classic_control import MOVES, ClassicVectorEnv
 from rlplat.rl.envs.copies import Copies, made_as, parameters, with_numbers
 from rlplat.rl.envs.guard import BY_AGENT, GuardedEnv, has_info_mask
 from rlplat.rl.envs.gym_spaces import space_spec
@@ -119,8 +120,8 @@ def make_vector_env(
         if vectorization == "auto" and (seeds_each or not is_saved):
             vectorization = "sync"
         raw = None
-        if _use_native(source, spec, kwargs, vectorization):
-            raw = _make_native(source, spec, num_envs, kwargs)
+        if _use_native(source, spec, kwargs, vectorization, num_envs):
+            raw = _make_native(source, spec, num_envs, kwargs, facts["max_episode_steps"])
             facts["vectorization"] = "native"
         elif vectorization == "envpool":
             raw = _make_pool(source, num_envs, kwargs, num_threads)
@@ -374,8 +375,10 @@ def _require_no_wrappers(source: EnvSource, kwargs: dict[str, Any]) -> None:
             )
 
 
-def _use_native(source: EnvSource, spec: Any, kwargs: dict[str, Any], vectorization: Vectorization) -> bool:
-    exists = spec.vector_entry_point is not None and not spec.additional_wrappers
+def _use_native(
+    source: EnvSource, spec: Any, kwargs: dict[str, Any], vectorization: Vectorization, num_envs: int
+) -> bool:
+    exists = (_is_ours(spec) or spec.vector_entry_point is not None) and not spec.additional_wrappers
     if vectorization == "native":
         if not exists:
             raise UsageError(
@@ -383,7 +386,15 @@ def _use_native(source: EnvSource, spec: Any, kwargs: dict[str, Any], vectorizat
             )
         _require_no_wrappers(source, kwargs)
         return True
-    return vectorization == "auto" and exists and set(kwargs) <= _parameters(spec.vector_entry_point)
+    if vectorization != "auto" or not exists or (_is_ours(spec) and num_envs < MOVES[spec.entry_point][1]):
+        return False
+    own = (_parameters(spec.entry_point) | {"max_episode_steps"}) - {"render_mode"}
+    return set(kwargs) <= (own if _is_ours(spec) else _parameters(spec.vector_entry_point))
+
+
+def _is_ours(spec: Any) -> bool:
+    """Whether gymnasium has no vector implementation of it, and we have one."""
+    return spec.vector_entry_point is None and spec.entry_point in MOVES
 
 
 def _parameters(entry_point: Any) -> set[str]:
@@ -401,9 +412,13 @@ def _creator(entry_point: Any) -> Any:
         return None
 
 
-def _make_native(source: EnvSource, spec: Any, num_envs: int, kwargs: dict[str, Any]) -> Any:
+def _make_native(
+    source: EnvSource, spec: Any, num_envs: int, kwargs: dict[str, Any], max_episode_steps: int | None
+) -> Any:
     import gymnasium
 
+    if _is_ours(spec):
+        return ClassicVectorEnv(make_single_env(source, kwargs).unwrapped, num_envs, max_episode_steps)
     if "autoreset_mode" in _parameters(spec.vector_entry_point):
         kwargs = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP, **kwargs}
     try:

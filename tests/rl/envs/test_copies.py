@@ -183,6 +183,14 @@ def test_random_start_steps_spread_the_copies_over_their_episodes() -> None:
         assert [episode.length for episode in env.pop_episodes()] == [20] * 8
 
 
+@pytest.mark.process
+def test_processes_have_the_limit_of_all_random_start_steps() -> None:
+    slow = {"env_kwargs": {"slow_s": 0.05}, "vectorization": "async", "step_timeout_s": 0.3}
+    with make_vector_env(Numbered, 2, **slow) as env:
+        env.reset()
+        env.wander(40, seed=3)  # more than six steps, in one of the two
+
+
 def test_random_start_steps_are_a_setting_of_a_run() -> None:
     sizes = {"num_envs_per_worker": 4, "rollout_length": 2, "minibatch_size": 8, "num_rollout_workers": 0}
     with PPO(PPOConfig(env=Timed, random_start_steps=50, **sizes)) as ppo:

@@ -283,6 +283,6 @@ def test_restart_limit_is_over_a_sliding_window() -> None:
 
 
 def test_the_config_says_how_environments_are_stepped() -> None:
-    settings = CONFIG | {"env": "Acrobot-v1", "vectorization": "native"}
-    with pytest.raises(UsageError, match="Acrobot-v1 has no vector implementation: set vectorization to"):
+    settings = CONFIG | {"env": "LunarLander-v3", "vectorization": "native"}
+    with pytest.raises(UsageError, match="LunarLander-v3 has no vector implementation: set vectorization to"):
         RolloutWorker(settings, 0, 0)
