@@ -16,6 +16,7 @@ ANYONES = {
     "_key",  # of refs: what their users see is nothing
     "_exit", "_getframe", "_current_frames", "_run_exitfuncs", "_clear", "_is_owned",  # of Python's own modules
     "_replace",  # of named tuples
+    "_dsdt",  # of gymnasium's Acrobot: its equations
     "_fused_adam_", "_fused_adamw_", "_foreach_norm", "_foreach_add", "_foreach_add_", "_foreach_copy_",  # of torch
     "_foreach_lerp_",
     "_foreach_mul_", "_foreach_sqrt", "_foreach_addcmul_", "_foreach_addcdiv_", "_linear_pointwise", "_version",
