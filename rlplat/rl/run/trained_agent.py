@@ -24,7 +24,7 @@ from rlplat.checkpoints import BEST, WEIGHTS, Checkpoint, latest_valid, load_bes
 from rlplat.checkpoints import load as load_checkpoint
 from rlplat.config import closest, layer_from_arguments
 from rlplat.errors import CheckpointError, ConfigError, UsageError
-from rlplat.paths import run_path
+from rlplat.paths import run_path, user_path
 from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.statistics import Frozen, beside_weights, of_weights, put_statistics
 from rlplat.rl.interfaces import Array, Episode, Obs, Policy, PolicyOutput, Weights
