@@ -26,6 +26,7 @@ _GROUPS = {
         "runs": "list the runs with their latest metrics",
         "plot": "learning curves with their interval over seeds, as PDF, PNG or SVG",
         "compare": "groups of seeds with intervals, beside each other and beside published values",
+        "bench": "train many configs with several seeds each, beside other work, and compare them",
         "dashboard": "runs, curves, trials, the cluster and servers in a browser",
         "evaluate": "play episodes with a trained agent and report its returns",
         "play": "watch a trained agent, in a video or in a window",

@@ -1,0 +1,149 @@
+"""`rlplat bench learning CELLS`: many configs with several seeds each, for hours or days, beside other work.
+
+    runs/bench/ppo-CartPole-v1/  seed-1/ ... seed-5/       a run each
+
+Each run has one core and idle priority (whatever else wants the core goes first), as many at once as there are cores.
+The same command again goes on where it was: runs that have ended stay, one that was cut off continues from its
+checkpoint, one that failed begins again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from rlplat.cli.parser import Parser, command
+from rlplat.cli.seeds import parse_seeds
+from rlplat.errors import ConfigError, UsageError
+from rlplat.figures import figure
+from rlplat.paths import shown
+
+_HELP = """\
+Train configs with several seeds each, and compare them: `rlplat bench learning CELL...`.
+
+what@WHAT  learning
+cells@CELL...  configs: ppo/CartPole-v1, or a YAML file
+--seeds LIST:1-5  of each
+--out DIR:runs/bench  a directory for each cell, and in it a run for each seed
+--jobs N  runs at once, a core each (default: one for each core)
+--against FILE  published values, as of rlplat compare
+
+examples:
+  rlplat bench learning ppo/CartPole-v1 dqn/CartPole-v1 a3c/CartPole-v1
+  rlplat bench learning sac/HalfCheetah-v5 --seeds 1-3 --against benchmark.md
+
+Runs have idle priority and one thread. The same command again goes on; Ctrl-C saves a checkpoint of each run.
+"""
+
+
+def build_parser() -> Parser:
+    return command("bench", _HELP)
+
+
+def run(arguments: list[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    if options.what != "learning":
+        raise UsageError(f"rlplat bench learning CELL...: there is no bench '{options.what}'")
+    if options.jobs is not None and options.jobs < 1:
+        raise ConfigError(f"--jobs is a positive number, not {options.jobs}")
+    cells = {_name(cell): cell for cell in options.cells}
+    if len(cells) < len(options.cells):
+        raise ConfigError(f"two of {', '.join(options.cells)} have one name")
+    for cell in options.cells:
+        _require_config(cell)
+    runs = deque(
+        (cell, seed, options.out / name / f"seed-{seed}")
+        for seed in parse_seeds(options.seeds)  # a first seed of all cells before a second of any
+        for name, cell in cells.items()
+    )
+    cores = deque(sorted(os.sched_getaffinity(0)))
+    while options.jobs is not None and len(cores) > options.jobs:
+        cores.pop()
+    failed = _train_all(runs, cores)
+    if failed is None:
+        return 130
+    from rlplat.cli.view import compare
+
+    done = [name for name in cells if any((options.out / name).glob("seed-*/metrics.jsonl"))]
+    if done:
+        print()
+        against = ["--against", str(options.against)] if options.against else []
+        compare.run([*(f"{name}={options.out / name}" for name in done), *against])
+    for path in failed:
+        print(f"failed: {shown(path)} ({shown(path)}.log)", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _name(cell: str) -> str:
+    return cell.removesuffix(".yaml").removeprefix("configs/").strip("./").replace("/", "-")
+
+
+def _require_config(cell: str) -> None:
+    """Before the first run, which may take hours."""
+    from rlplat.rl.run.training_plan import plan_training
+
+    plan_training(None, cell, [])
+
+
+def _train_all(runs: deque[tuple[str, int, Path]], cores: deque[int]) -> list[Path] | None:
+    """Directories of the runs that failed; None: it was interrupted, and each run has saved a checkpoint."""
+    total, ended, failed = len(runs), 0, []
+    going: dict[subprocess.Popen[bytes], tuple[int, Path, float]] = {}
+    try:
+        while runs or going:
+            while runs and cores:
+                cell, seed, path = runs.popleft()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                core = cores.popleft()
+                going[_start(cell, seed, path, core)] = core, path, time.monotonic()
+            for child in [each for each in going if each.poll() is not None]:
+                core, path, began_s = going.pop(child)
+                cores.append(core)
+                ended += 1
+                failed += [path] if child.returncode else []
+                print(
+                    f"{ended} of {total}: {_said(path, child.returncode, time.monotonic() - began_s)}",
+                    flush=True,
+                )
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        for child in going:
+            child.send_signal(signal.SIGINT)
+        for child in going:
+            child.wait()
+        print("\ninterrupted; the same command goes on", file=sys.stderr)
+        return None
+    return failed
+
+
+def _start(cell: str, seed: int, path: Path, core: int) -> subprocess.Popen[bytes]:
+    def be_modest() -> None:
+        os.sched_setaffinity(0, {core})
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+    place = ["--seed", str(seed), "--out", str(path), "--resume", "auto"]
+    with open(f"{path}.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rlplat.cli", "train", cell, *place],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            preexec_fn=be_modest,
+            start_new_session=True,  # Ctrl-C is sent on, once
+        )
+
+
+def _said(path: Path, code: int, seconds: float) -> str:
+    from rlplat.catalog import describe_run
+
+    if code:
+        return f"{shown(path)} failed (exit code {code})"
+    row = describe_run(path)
+    value = row["eval_return_mean"] if row["eval_return_mean"] is not None else row["episode_return_mean"]
+    return f"{shown(path)}: return {figure(value) if value is not None else '-'} after {seconds:,.0f} s"
