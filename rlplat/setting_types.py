@@ -37,7 +37,7 @@ def takes(info: Any) -> str:
     text = _words(info.annotation, info.metadata)
     is_list = get_origin(info.annotation) in (list, tuple)
     default = info.get_default(call_default_factory=True) if is_list else None
-    return f"{text}, such as {list(default)}" if default else text
+    return f"{text}, such as {list(default)}" if default and isinstance(default, list | tuple) else text
 
 
 def _words(annotation: Any, metadata: Iterable[Any] = ()) -> str:

@@ -48,7 +48,10 @@ class PolicyModule(nn.Module):
         return (*actions[0], *actions[1], *(outputs[name] for name in self.contract.outputs))
 
     def _obs_specs(self) -> list[tuple[str, Any]]:
-        return [(path, spec) for path, spec in obs_leaves(self.spaces.obs).items() if spec.kind != "mask"]
+        specs = {path: spec for path, spec in obs_leaves(self.spaces.obs).items() if spec.kind != "mask"}
+        if len(self.contract.obs) == len(specs):
+            return list(specs.items())
+        return [(leaf.path, specs[leaf.path]) for leaf in self.contract.obs]  # those of an actor, by name
 
     def _as_environments_take(self, actions: Tensor) -> list[Tensor]:
         """A policy's actions as one tensor for each part; see `envs.gym_spaces.action_converter`."""
@@ -169,7 +172,8 @@ def choice_outputs(module: AgentModule, policy: Any) -> tuple[tuple[str, ...], i
         network: Any = module.network
         return ("q_values", "value", *state), 1 + policy.spec.action.n + network.noise_size
     log_std = ("log_std",) if policy.spec.num_gaussian else ()
-    return ("params", *log_std, "log_prob", "value", *state), policy.spec.num_params
+    value = () if policy.spec.is_privileged else ("value",)
+    return ("params", *log_std, "log_prob", *value, *state), policy.spec.num_params
 
 
 def run_module(module: PolicyModule, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

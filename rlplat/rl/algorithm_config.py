@@ -52,6 +52,18 @@ Width = Annotated[int, Field(ge=1, le=1_000_000)]
 """Numbers side by side in a layer."""
 
 
+def _of_actor_and_critic(groups: dict[str, list[str]]) -> dict[str, list[str]]:
+    if other := [name for name in groups if name not in ("actor", "critic")]:
+        raise ValueError(f"the groups are actor and critic, not {other[0]}")
+    return groups
+
+
+ObsGroups = Annotated[
+    dict[str, Annotated[list[str], Field(min_length=1)]], AfterValidator(_of_actor_and_critic)
+]
+"""{actor: [names], critic: [names]}"""
+
+
 class PolicyConfig(Section):
     """The network."""
 
@@ -79,6 +91,9 @@ class PolicyConfig(Section):
     deviation of 1 (or e^initial_log_std)."""
     squash_actions: bool = False
     """Box actions: squash the Gaussian into the bounds by tanh; false: actions beyond them are clipped."""
+    obs_groups: ObsGroups = Field(default_factory=dict)
+    """Dict observations: {actor: [names], critic: [names]}, what each of them sees (rsl_rl's obs_groups). A group left
+    out sees all; who acts with the trained policy needs the actor's alone."""
     core: Literal["none", "lstm", "gru", "attention"] = "none"
     """What remembers earlier steps of the episode, between encoder and heads."""
     core_size: Width = 128

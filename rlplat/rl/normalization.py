@@ -170,6 +170,8 @@ class ObsNormalizer:
         result, start = obs, 0
         for path, leaf in self.leaves.items():
             own = slice(start, start := start + leaf.flat_size)
+            if path not in obs:  # of the critic's group alone
+                continue
             mean, inverse_std = self._mean[own], self._inverse_std[own]
             result[path] = _normalized(obs[path], mean.reshape(leaf.shape), inverse_std.reshape(leaf.shape))
         return result

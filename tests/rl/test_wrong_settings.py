@@ -50,6 +50,14 @@ def message(config: type[BaseModel] = PPOConfig, **settings: Any) -> str:
     return str(caught.value)
 
 
+def test_groups_of_observations_are_refused_where_there_is_no_critic_to_see_more() -> None:
+    groups = {"obs_groups": {"actor": ["a"]}}
+    for config in (DQNConfig, SACConfig, TD3Config, ESConfig, AlphaZeroConfig, MBPOConfig):
+        assert "policy.obs_groups={'actor': ['a']} has no effect" in message(config, policy=groups)
+    said = message(policy={"obs_groups": {"policy": ["a"]}})
+    assert "the groups are actor and critic, not policy" in said
+
+
 def test_an_adapted_learning_rate_begins_with_a_number() -> None:
     said = message(desired_kl=0.01, learning_rate={"schedule": "linear", "start": 1e-3, "end": 0})
     assert "desired_kl adapts the learning rate: give learning_rate the number to begin with" in said

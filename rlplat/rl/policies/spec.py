@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
@@ -71,11 +71,31 @@ class PolicySpec:
     layer_norm: bool = False
     critic_hidden_sizes: tuple[int, ...] = ()
     """Empty: as the actor's."""
+    actor_obs: tuple[str, ...] = ()
+    critic_obs: tuple[str, ...] = ()
+    """The observations that each of them sees, by path; empty: all."""
+
+    @property
+    def actor(self) -> PolicySpec:
+        """What the actor's encoder is made from."""
+        return self._seeing(self.actor_obs)
 
     @property
     def critic(self) -> PolicySpec:
         """What the critic's own encoder is made from."""
-        return replace(self, hidden_sizes=self.critic_hidden_sizes or self.hidden_sizes)
+        seeing = self._seeing(self.critic_obs)
+        return replace(seeing, hidden_sizes=self.critic_hidden_sizes or self.hidden_sizes)
+
+    def _seeing(self, paths: tuple[str, ...]) -> PolicySpec:
+        if not paths or not isinstance(self.obs, dict):
+            return self
+        encoders = {path: name for path, name in self.encoders.items() if path in paths}
+        return replace(self, obs={path: self.obs[path] for path in paths}, encoders=encoders)
+
+    @property
+    def is_privileged(self) -> bool:
+        """Whether the critic sees what the actor does not: who has only the actor's observations has no values."""
+        return bool(self.actor_obs) and not set(self.critic_obs) <= set(self.actor_obs)
 
     def require_used(self) -> None:
         """ConfigError for settings of an MLP where observations are one image, for convolutions alone."""
@@ -147,7 +167,15 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
             f"policy.core_size={policy['core_size']} does not divide into policy.attention_heads="
             f"{policy['attention_heads']} equal heads"
         )
+    groups = policy.get("obs_groups") or {}
+    actor_obs, critic_obs = (_group(obs, groups, name) for name in ("actor", "critic"))
+    if groups and (shared is True or core != "none"):
+        key = "share_encoder=true" if shared is True else f"core={core}"
+        raise ConfigError(
+            f"policy.obs_groups gives actor and critic encoders of their own, and policy.{key} one for both: omit one"
+        )
     share = (encoder in MIN_IMAGE_SIZES or core != "none") if shared == "auto" else bool(shared)
+    share = share and not groups
     critic_sizes = policy.get("critic_hidden_sizes") or ()  # of settings that an earlier version wrote, none
     if critic_sizes and share:
         raise ConfigError(
@@ -174,6 +202,29 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
         encoders=encoders,
         layer_norm=policy.get("layer_norm", False),
         critic_hidden_sizes=tuple(critic_sizes),
+        actor_obs=actor_obs,
+        critic_obs=critic_obs,
+    )
+
+
+def _group(
+    obs: ObsSpec | dict[str, ObsSpec], groups: Mapping[str, Sequence[str]], group: str
+) -> tuple[str, ...]:
+    """The paths of a group of observations, which names them or dicts of them; a mask is always among them."""
+    if not groups:
+        return ()
+    if not isinstance(obs, dict):
+        raise ConfigError(f"policy.obs_groups names parts of Dict observations, but they are {obs}: omit it")
+    names = groups.get(group, list(obs))
+    for name in names:
+        if not any(path == name or path.startswith(f"{name}/") for path in obs):
+            raise ConfigError(
+                f"policy.obs_groups.{group} names '{name}', which observations do not have: {', '.join(obs)}"
+            )
+    return tuple(
+        path
+        for path, leaf in obs.items()
+        if leaf.kind == "mask" or any(path == name or path.startswith(f"{name}/") for name in names)
     )
 
 

@@ -10,6 +10,7 @@ observation and many are told apart by their shapes. Whatever does not fit is a 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -49,12 +50,21 @@ class AgentSpaces:
         self.spec = space_spec(observation_space, action_space, adds_mask=adds_mask)
         self.has_mask = isinstance(self.spec.obs, dict) and MASK in self.spec.obs
         self._parts = [part for part in obs_parts(observation_space) if part.spec.kind != "mask"]
-        self.leaves = tuple(map(_leaf, self._parts))
         self.mask_is_observed = self.has_mask and not adds_mask
-        groups = self.spec.action.mask_groups if self.has_mask else ()
-        self.inputs = ActingInputs(self.leaves, groups, self.mask_is_observed, "agent")
+        self._make_inputs()
         self._alone = "obs" if adds_mask else ""
         self._convert = action_converter(action_space)
+
+    def _make_inputs(self) -> None:
+        self.leaves = tuple(map(_leaf, self._parts))
+        groups = self.spec.action.mask_groups if self.has_mask else ()
+        self.inputs = ActingInputs(self.leaves, groups, self.mask_is_observed, "agent")
+
+    def read_only(self, paths: Collection[str]) -> AgentSpaces:
+        """Of the observations, these: what an actor sees where its critic sees more."""
+        self._parts = [part for part in self._parts if part.path in paths]
+        self._make_inputs()
+        return self
 
     def read(self, obs: Any, mask: Any = None) -> tuple[Obs, bool]:
         """(rows [B, ...] as the policy counts, whether `obs` was a batch); mask: bool[L], for a batch bool[B, L]."""

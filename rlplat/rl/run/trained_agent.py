@@ -32,6 +32,7 @@ from rlplat.rl.learning.weights import split_weights
 from rlplat.rl.multi_agent.games import make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, plan_multi_agent
 from rlplat.rl.obs_tree import obs_rows
+from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.run.agent_spaces import AgentSpaces, agent_spaces
 from rlplat.rl.run.evaluation import Evaluator, raw_env_kwargs
 from rlplat.rl.run.run_directory import not_a_run, restore
@@ -157,7 +158,7 @@ class Agent:
         if self._multi_agent is None:
             spaces = agent_spaces(settings["env"], raw_env_kwargs(settings))
             self._require_spaces(spaces.spec)
-            return spaces
+            return _as_its_actor_sees(spaces, settings)
         policy = self._multi_agent.policies[self._policy_name]
         agent = policy.agents[0]
         game = make_game(settings["env"], settings["env_kwargs"])
@@ -166,7 +167,7 @@ class Agent:
         finally:
             game.close()
         self._require_spaces(spaces.spec)
-        return spaces
+        return _as_its_actor_sees(spaces, self._multi_agent.settings(settings, self._policy_name))
 
     @property
     def policies(self) -> list[str]:
@@ -307,6 +308,12 @@ class Agent:
             return policy
 
         return Evaluator(self._settings, make_policy)
+
+
+def _as_its_actor_sees(spaces: AgentSpaces, settings: dict[str, Any]) -> AgentSpaces:
+    if not settings["policy"].get("obs_groups"):
+        return spaces
+    return spaces.read_only(policy_spec(settings["policy"], spaces.spec).actor_obs)
 
 
 def load(

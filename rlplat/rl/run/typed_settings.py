@@ -60,6 +60,7 @@ class PolicySettings(TypedDict, total=False):
     initial_log_std: float
     rescale_actions: bool
     squash_actions: bool
+    obs_groups: Mapping[str, Sequence[str]]
     core: Literal["none", "lstm", "gru", "attention"]
     core_size: int
     attention_window: int
@@ -144,6 +145,7 @@ class ContinuousPolicySettings(TypedDict, total=False):
     initial_log_std: float
     rescale_actions: bool
     squash_actions: bool
+    obs_groups: Mapping[str, Sequence[str]]
     core: Literal["none", "lstm", "gru", "attention"]
     core_size: int
     attention_window: int

@@ -88,6 +88,8 @@ class AgentModule(nn.Module):
         result, start = dict(obs), 0
         for path, leaf in leaves.items():
             own = slice(start, start := start + leaf.flat_size)
+            if path not in obs:
+                continue
             mean, inverse_std = self.mean[own], self.inverse_std[own]
             result[path] = _scaled(obs[path], mean.reshape(leaf.shape), inverse_std.reshape(leaf.shape))
         return result

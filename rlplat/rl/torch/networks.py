@@ -23,7 +23,8 @@ class ActorCritic(nn.Module):
 
     obs: [N, ...] (or a dict of such), N = T*B rows, time first; state: float32[B, S] before the first step, None for
     the state in which episodes begin; starts: bool[T, B], None for T = 1. Without a core S is 0 and rows are on their
-    own. Returns the distribution of N actions, values float32[N] and the state after the last step.
+    own. Returns the distribution of N actions, values float32[N] and the state after the last step. Without the
+    observations of the critic's group (`spec.critic_obs`) values are zeros.
 
     Initialised as in Huang et al. 2022 (core detail 2): orthogonal, gain sqrt(2) in the encoder, 0.01 in the policy
     head (so that the first policy is nearly uniform) and 1 in the value head; biases 0.
@@ -32,7 +33,7 @@ class ActorCritic(nn.Module):
     def __init__(self, spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.spec = spec
-        self.actor_encoder = make_encoder(spec, compute_dtype)
+        self.actor_encoder = make_encoder(spec.actor, compute_dtype)
         self.critic_encoder = None if spec.share_encoder else make_encoder(spec.critic, compute_dtype)
         num_features = int(self.actor_encoder.num_features)
         self.core = make_core(spec, num_features)
@@ -55,12 +56,16 @@ class ActorCritic(nn.Module):
         if state is None:
             num_envs = features.shape[0] if starts is None else starts.shape[1]
             state = features.new_zeros(num_envs, self.state_size)
-        critic_features = features if self.critic_encoder is None else self.critic_encoder(obs)
+        has_values = all(path in obs for path in self.spec.critic_obs)
+        critic_features = features
+        if self.critic_encoder is not None and has_values:
+            critic_features = self.critic_encoder(obs)
         if self.core is not None:
             features, state = self.core(features, state, starts)
             critic_features = features
         distribution = self.distribution(features, obs)
-        return distribution, self.critic_head(critic_features).squeeze(-1), state
+        values = self.critic_head(critic_features) if has_values else features.new_zeros(features.shape[0], 1)
+        return distribution, values.squeeze(-1), state
 
     def distribution(self, features: Tensor, obs: TensorObs) -> ActionDistribution:
         """features: float32[N, F] -> the distribution of N actions; the place for heads of one's own."""

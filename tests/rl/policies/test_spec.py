@@ -60,6 +60,44 @@ def test_sizes_of_a_critic_need_a_network_of_its_own() -> None:
             make_spec(critic_hidden_sizes=[9], **policy)
 
 
+def test_groups_of_observations() -> None:
+    spec = make_spec(TREE, obs_groups={"actor": ["gear", "arm"], "critic": ["camera", "gear"]})
+    assert (
+        spec.actor.obs.keys() == {"gear", "arm/joints", "arm/lamps", "arm/dials"} and not spec.actor.encoders
+    )
+    assert list(spec.critic.obs) == ["camera", "gear"] and spec.critic.encoders == spec.encoders
+    assert spec.is_privileged and not spec.share_encoder
+    assert not make_spec(TREE, obs_groups={"critic": ["gear"]}).is_privileged  # the actor sees all
+    masked_spec = make_spec(masked(DISCRETE), obs_groups={"actor": ["obs"]})
+    assert masked_spec.actor_obs == ("obs", "action_mask")
+
+
+@pytest.mark.parametrize(
+    ("obs", "policy", "said"),
+    [
+        (VECTOR, {}, "names parts of Dict observations, but they are .*: omit it"),
+        (
+            TREE,
+            {"obs_groups": {"critic": ["gears"]}},
+            "obs_groups.critic names 'gears', which .* have: camera, gear",
+        ),
+        (
+            TREE,
+            {"core": "lstm"},
+            "gives actor and critic encoders of their own, and policy.core=lstm one for both",
+        ),
+        (
+            TREE,
+            {"share_encoder": True},
+            "encoders of their own, and policy.share_encoder=true one for both: omit one",
+        ),
+    ],
+)
+def test_groups_that_cannot_be(obs: Any, policy: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_spec(obs, **({"obs_groups": {"actor": ["gear"]}} | policy))
+
+
 def test_heads_in_the_order_of_the_columns() -> None:
     assert action_heads(MULTI_DISCRETE) == [Head("categorical", 2), Head("categorical", 3)]
     assert action_heads(MULTI_BINARY) == [Head("bernoulli", 3)]
