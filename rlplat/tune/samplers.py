@@ -25,8 +25,8 @@ import numpy as np
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.address import is_url, shown
 from rlplat.tune.domains import Domain, Normal, Options, Range
-from rlplat.tune.searchers import History, Outcome, Recorded, Suggests
-from rlplat.tune.space import Space, Suggestion, trial_rng
+from rlplat.tune.searchers import History, LearningSearch, Outcome
+from rlplat.tune.space import Choose, Space
 from rlplat.tune.trial import Trial, first_line
 
 try:
@@ -134,26 +134,22 @@ def make_sampler(name: str, options: Mapping[str, Any]) -> MakeSampler:
     return make
 
 
-class ModelSearch(Suggests):
-    """One of Optuna's samplers; grids are walked through, what the sampler cannot say yet is drawn at random."""
+class ModelSearch(LearningSearch):
+    """One of Optuna's samplers; what the sampler cannot say yet is drawn at random."""
 
     def __init__(
-        self, space: Space, recorded: Recorded, make: MakeSampler, *, seed: int, num_trials: int,
-        max_history: int, maximize: Sequence[bool], earlier: Sequence[Outcome] = (),
-        conditional: bool = True, jointly: bool = True, notes_of_others: Mapping[str, Any] | None = None,
+        self, space: Space, seed: int, num_trials: int, maximize: Sequence[bool], make: MakeSampler, *,
+        max_history: int, earlier: Sequence[Outcome] = (), conditional: bool = True, jointly: bool = True,
+        notes_of_others: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """conditional: whether the sampler is also asked for what only some trials have. jointly: for several
         parameters at once. notes_of_others: of trials that this searcher has not suggested."""
-        conditions, grids = space.conditions, space.grid_axes
-        self.num_trials: int | None = num_trials
-        left_out = (
-            [] if conditional else [name for name in conditions if conditions[name] and name not in grids]
-        )
-        self.notice = f"draws {', '.join(left_out)} at random" if left_out else ""
-        self.add, self.end = recorded.add, recorded.end  # type: ignore[method-assign]
-        self._space, self._recorded, self._make = space, recorded, make
-        self._total, self._seed = num_trials, seed
-        self._frozen = Frozen(space, maximize)
+        super().__init__(space, seed, num_trials, maximize)
+        if not conditional and (
+            left_out := [n for n, c in space.conditions.items() if c and n not in space.grid_axes]
+        ):
+            self.notice = f"draws {', '.join(left_out)} at random"
+        self._make, self._frozen = make, Frozen(space, maximize)
         self._groups = _groups(space, conditional, jointly)
         self._group_of = {name: group for group in self._groups for name in group}
         self._history = History(max_history)
@@ -162,35 +158,25 @@ class ModelSearch(Suggests):
         for outcome in earlier:
             self._learn(outcome)
 
-    def suggest(self, number: int) -> Suggestion | None:
-        if number >= self._total:
-            return None
-        ended, running = self._recorded.read()
+    def ways(self, number: int, rng: np.random.Generator, notes: dict[str, Any]) -> Choose:
+        ended, running = self.read()
         for outcome in ended:
             self._learn(outcome)
         for outcome in [*ended, *running]:
             self._study_attrs.update(outcome.notes.get("study", {}))
         shown = [*self._history.outcomes, *running]
-        rng = trial_rng(self._seed, number)
-        point = self._space.grid_point(number % self._space.grid_size)
         answers: dict[tuple[str, ...], dict[str, Any]] = {}
-        notes: dict[str, Any] = {}
 
         def choose(name: str, domain: Domain) -> Any:
-            if name in point:
-                return point[name]
-            group = self._group_of.get(name)
-            if group is None:
-                return domain.sample(rng)
-            if group not in answers:
+            group = self._group_of.get(name, ())
+            if group and group not in answers:
                 answers[group] = self._ask(group, number, shown, notes)
-            if name not in answers[group]:
+            if not group or name not in answers[group]:
                 return domain.sample(rng)
             answer = answers[group][name]
             return domain.at(answer) if isinstance(domain, Normal) else domain.clip(answer)
 
-        suggestion = self._space.draw(choose, rng)
-        return Suggestion(suggestion.config, suggestion.params, notes)
+        return choose
 
     def _learn(self, outcome: Outcome) -> None:
         outcome.notes = outcome.notes or self._notes_of_others
@@ -407,7 +393,7 @@ def _database(url: str, stack: contextlib.ExitStack) -> optuna.storages.RDBStora
     return server.optuna_storage(lambda: connection, read_only=True)
 
 
-class EvolutionSearch(Suggests):
+class EvolutionSearch(LearningSearch):
     """CMA-ES: a normal distribution over the numbers of the space that moves to where the better trials are.
 
     Hansen, The CMA Evolution Strategy: A Tutorial (arXiv 1604.00772). Trials come in generations; when a generation's
@@ -425,48 +411,32 @@ class EvolutionSearch(Suggests):
     """
 
     def __init__(
-        self, space: Space, recorded: Recorded, *, seed: int, num_trials: int,
+        self, space: Space, seed: int, num_trials: int, maximize: Sequence[bool], *,
         population_size: int | None = None, sigma: float = 1 / 6, earlier: Sequence[Outcome] = (),
     ) -> None:  # fmt: skip
-        conditions = space.conditions
-        self._axes = {
-            name: domain for name, domain in space.domains.items()
-            if isinstance(domain, Range) and not conditions[name]
-        }  # fmt: skip
+        super().__init__(space, seed, num_trials, maximize)
+        conditions, domains = space.conditions, space.domains
+        self._axes = {n: one for n, one in domains.items() if isinstance(one, Range) and not conditions[n]}
         if not self._axes:
             raise ConfigError("searcher cmaes needs a number to search: uniform, loguniform, randint, ...")
-        self.num_trials: int | None = num_trials
-        others = [name for name in space.domains if name not in self._axes and name not in space.grid_axes]
-        self.notice = f"draws {', '.join(others)} at random" if others else ""
-        self._space, self._recorded, self._seed, self._total = space, recorded, seed, num_trials
-        self.add, self.end = recorded.add, recorded.end  # type: ignore[method-assign]
+        if others := [name for name in domains if name not in self._axes and name not in space.grid_axes]:
+            self.notice = f"draws {', '.join(others)} at random"
         self._cma = self._open(population_size, sigma, earlier)
         self._population: dict[int, Outcome] = {}
         """Those that have ended, of the generation that is being made, by number."""
 
-    def suggest(self, number: int) -> Suggestion | None:
-        if number >= self._total:
-            return None
-        ended, running = self._recorded.read()
-        self._catch_up(ended, running)
-        notes: dict[str, Any] = {}
+    def ways(self, number: int, rng: np.random.Generator, notes: dict[str, Any]) -> Choose:
+        self._catch_up(*self.read())
         if len(self._population) >= self._cma.population_size:
             notes["told"] = sorted(self._population)[: self._cma.population_size]
             self._tell([self._population[told] for told in notes["told"]])
             self._population = {}
         notes["generation"] = self._cma.generation
-        rng = trial_rng(self._seed, number)
         self._cma.reseed_rng(int(rng.integers(2**31)))
         shares = dict(zip(self._axes, self._cma.ask().tolist(), strict=True))
-        grid = self._space.grid_point(number % self._space.grid_size)
-
-        def choose(name: str, domain: Domain) -> Any:
-            if name in shares:
-                return domain.at(min(shares[name], 1 - 1e-12))
-            return grid[name] if name in grid else domain.sample(rng)
-
-        suggestion = self._space.draw(choose, rng)
-        return Suggestion(suggestion.config, suggestion.params, notes)
+        return lambda name, domain: (
+            domain.at(min(shares[name], 1 - 1e-12)) if name in shares else domain.sample(rng)
+        )
 
     def _open(self, population_size: int | None, sigma: float, earlier: Sequence[Outcome]) -> CMA:
         try:

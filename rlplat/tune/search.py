@@ -19,14 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from rlplat.config import Layer, closest, resolve
 from rlplat.errors import ConfigError
 from rlplat.section import Count, Section, Share
-from rlplat.tune.domains import Domain, Grid, Options
-from rlplat.tune.searchers import QuasiRandomSearch, RandomSearch, Recorded, Suggests
-from rlplat.tune.space import Space, Suggestion, trial_rng
+from rlplat.tune.domains import Grid, Options
+from rlplat.tune.searchers import GridSearch, QuasiRandomSearch, Suggests
+from rlplat.tune.space import Choose, Space, Suggestion
 
 MAX_TRIALS = 100_000
 """More than a user means when grids multiply."""
@@ -128,24 +129,26 @@ def make_searcher(
     settings = settings.checked()
     name, options = settings.name, settings.options
     total = number_of_trials(space, num_samples)
-    searcher: Suggests
+    searcher: GridSearch
     if len(modes) > 1 and name not in _SEVERAL_OBJECTIVES:
         raise ConfigError(
             f"searcher {name} has one objective; {', '.join(_SEVERAL_OBJECTIVES)} can have several"
         )
-    if name == "grid" and (loose := [key for key in space.domains if key not in space.grid_axes]):
-        raise ConfigError(f"searcher grid: '{loose[0]}' is no grid; write grid([...]), or searcher random")
     loose = [key for key in space.domains if key not in space.grid_axes]
+    if name == "grid" and loose:
+        raise ConfigError(f"searcher grid: '{loose[0]}' is no grid; write grid([...]), or searcher random")
     if name in ("random", "grid") or not loose:  # with grids alone there is nothing to find
-        searcher = RandomSearch(space, total, seed)
+        searcher = GridSearch(space, seed, total)
     elif name == "qmc":
-        searcher = QuasiRandomSearch(space, seed=seed, num_trials=total, **options)
+        searcher = QuasiRandomSearch(space, seed, total, **options)
     else:
         searcher = _model_search(settings, space, modes, seed, total)
     return WithPoints(searcher, space, settings.points, seed) if settings.points else searcher
 
 
-def _model_search(settings: Searcher, space: Space, modes: Sequence[str], seed: int, total: int) -> Suggests:
+def _model_search(
+    settings: Searcher, space: Space, modes: Sequence[str], seed: int, total: int
+) -> GridSearch:
     from rlplat.tune.samplers import GENERATION, EvolutionSearch, ModelSearch, earlier_outcomes, make_sampler
 
     maximize = [mode == "max" for mode in modes]
@@ -160,21 +163,18 @@ def _model_search(settings: Searcher, space: Space, modes: Sequence[str], seed: 
         told.append(f"searcher {settings.name} learns from {len(fitting)} of {ended} trials of {place}")
     for index, outcome in enumerate(earlier):
         outcome.number = index - len(earlier)
-    recorded = Recorded(maximize)
-    searcher: Suggests
+    searcher: GridSearch
     if settings.name == "cmaes":
-        searcher = EvolutionSearch(
-            space, recorded, seed=seed, num_trials=total, earlier=earlier, **settings.options
-        )
+        searcher = EvolutionSearch(space, seed, total, maximize, earlier=earlier, **settings.options)
     else:
         options = dict(settings.options)
         jointly = options.pop("multivariate", len(modes) == 1 or settings.name != "tpe")
         if settings.name == "nsga2":
             options.setdefault("population_size", min(50, max(10, total // 8)))
         searcher = ModelSearch(
-            space, recorded, make_sampler(settings.name, options),
-            seed=seed, num_trials=total, max_history=settings.max_history or _MAX_HISTORY[settings.name],
-            maximize=maximize, earlier=earlier, conditional=settings.name != "nsga2", jointly=jointly,
+            space, seed, total, maximize, make_sampler(settings.name, options),
+            max_history=settings.max_history or _MAX_HISTORY[settings.name],
+            earlier=earlier, conditional=settings.name != "nsga2", jointly=jointly,
             notes_of_others={"trial": {GENERATION: 0}} if settings.name == "nsga2" else None,
         )  # fmt: skip
     if searcher.notice:
@@ -200,27 +200,23 @@ def number_of_trials(space: Space, num_samples: int, limit: int = MAX_TRIALS) ->
     return total
 
 
-class WithPoints(Suggests):
+class WithPoints(GridSearch):
     """Points that the user wants tried first, then a searcher; the points are trials like others and count."""
 
     def __init__(
-        self, searcher: Suggests, space: Space, points: Sequence[Mapping[str, Any]], seed: int
+        self, searcher: GridSearch, space: Space, points: Sequence[Mapping[str, Any]], seed: int
     ) -> None:
-        self.num_trials, self.notice = searcher.num_trials, searcher.notice
+        super().__init__(space, seed, searcher.num_trials)
+        self.notice, self._searcher = searcher.notice, searcher
         self.add, self.end = searcher.add, searcher.end  # type: ignore[method-assign]
-        self._searcher, self._space, self._seed = searcher, space, seed
         self._points = [_named(point, space, index) for index, point in enumerate(points)]
 
     def suggest(self, number: int) -> Suggestion | None:
-        if number >= len(self._points) or (self.num_trials is not None and number >= self.num_trials):
-            return self._searcher.suggest(number)
-        rng = trial_rng(self._seed, number)
-        values = {**self._points[number], **self._space.grid_point(number % self._space.grid_size)}
+        return super().suggest(number) if number < len(self._points) else self._searcher.suggest(number)
 
-        def choose(name: str, domain: Domain) -> Any:
-            return values[name] if name in values else domain.sample(rng)
-
-        return self._space.draw(choose, rng)
+    def ways(self, number: int, rng: np.random.Generator, notes: dict[str, Any]) -> Choose:
+        point = self._points[number]
+        return lambda name, domain: point[name] if name in point else domain.sample(rng)
 
 
 def _named(point: Mapping[str, Any], space: Space, index: int) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 What a searcher's model learns from: the trials that have ended, and those that run; at most so many of them.
 
-    recorded = Recorded(maximize=[True]); recorded.add(trial); recorded.end(trial)
-    ended, running = recorded.read()               # what ended since the last call; what runs
     history = History(max_trials=1000); history.add(outcome); history.outcomes
 
 The time that a model takes grows with what it is shown, so a `History` keeps the best quarter and the newest of the
@@ -15,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ import numpy as np
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.domains import Domain
 from rlplat.tune.roster import split
-from rlplat.tune.space import Space, Suggestion, trial_rng
+from rlplat.tune.space import Choose, Space, Suggestion, trial_rng
 from rlplat.tune.trial import Trial, TrialState
 
 
@@ -49,26 +47,34 @@ class Suggests:
 _SCRAMBLE, _SHIFT = 1, 2  # so that these random numbers are no other's
 
 
-class RandomSearch(Suggests):
-    """Grids in full, everything else at random; the same time and no memory per suggestion, however many."""
+class GridSearch(Suggests):
+    """Grids in full, point by point; `ways` of a subclass says how the rest is found."""
 
-    def __init__(self, space: Space, num_trials: int, seed: int) -> None:
-        self.num_trials: int | None = num_trials
-        self._space, self._total, self._seed = space, num_trials, seed
+    num_trials: int
+
+    def __init__(self, space: Space, seed: int, num_trials: int) -> None:
+        self.num_trials, self._space, self._seed = num_trials, space, seed
 
     def suggest(self, number: int) -> Suggestion | None:
-        if number >= self._total:
+        if number >= self.num_trials:
             return None
-        rng = trial_rng(self._seed, number)
-        point = self._space.grid_point(number % self._space.grid_size)
+        rng, notes = trial_rng(self._seed, number), dict[str, Any]()
+        grid = self._space.grid_point(number % self._space.grid_size)
+        choose = self.ways(number, rng, notes)
 
-        def choose(name: str, domain: Domain) -> Any:
-            return point[name] if name in point else domain.sample(rng)
+        def in_grid(name: str, domain: Domain) -> Any:
+            return grid[name] if name in grid else choose(name, domain)
 
-        return self._space.draw(choose, rng)
+        suggestion = self._space.draw(in_grid if grid else choose, rng)
+        return replace(suggestion, notes=notes) if notes else suggestion
+
+    def ways(self, number: int, rng: np.random.Generator, notes: dict[str, Any]) -> Choose:
+        """How trial `number` chooses what is no grid: here at random; the same time and no memory, however many. notes:
+        what is wanted back with the recorded trial."""
+        return lambda name, domain: domain.sample(rng)
 
 
-class QuasiRandomSearch(Suggests):
+class QuasiRandomSearch(GridSearch):
     """Quasi-random search: points that fill the space more evenly than random ones (Sobol or Halton, scrambled).
 
     Each parameter of the space, of all options, is one axis; a trial uses those that it needs. Each point of a grid has
@@ -78,32 +84,22 @@ class QuasiRandomSearch(Suggests):
     """
 
     def __init__(
-        self, space: Space, *, seed: int, num_trials: int, sequence: str = "sobol", scramble: bool = True
+        self, space: Space, seed: int, num_trials: int, *, sequence: str = "sobol", scramble: bool = True
     ) -> None:
         try:
             from scipy.stats import qmc
         except ImportError:
             raise MissingExtra("scipy", "tune", "searcher qmc") from None
-        self.num_trials: int | None = num_trials
-        self._space, self._seed, self._total = space, seed, num_trials
-        self._axes = {
-            name: axis for axis, name in enumerate(n for n in space.domains if n not in space.grid_axes)
-        }
+        super().__init__(space, seed, num_trials)
+        names = [name for name in space.domains if name not in space.grid_axes]
+        self._axes = {name: axis for axis, name in enumerate(names)}
         kind = qmc.Sobol if sequence == "sobol" else qmc.Halton
         self._engine = kind(len(self._axes), scramble=scramble, seed=np.random.default_rng((seed, _SCRAMBLE)))
         self._at, self._last = -1, np.empty(0)
 
-    def suggest(self, number: int) -> Suggestion | None:
-        if number >= self._total:
-            return None
-        index, grid_index = divmod(number, self._space.grid_size)
-        grid = self._space.grid_point(grid_index)
-        point = self._point(index, grid_index)
-
-        def choose(name: str, domain: Domain) -> Any:
-            return grid[name] if name in grid else domain.at(float(point[self._axes[name]]))
-
-        return self._space.draw(choose, trial_rng(self._seed, number))
+    def ways(self, number: int, rng: np.random.Generator, notes: dict[str, Any]) -> Choose:
+        point = self._point(*divmod(number, self._space.grid_size))
+        return lambda name, domain: domain.at(float(point[self._axes[name]]))
 
     def _point(self, index: int, grid_index: int) -> np.ndarray:
         if index != self._at:
@@ -148,10 +144,11 @@ class Outcome:
         return (1, -self.step, -self.scores[0], self.number)
 
 
-class Recorded:
-    """The trials of the experiment, as they begin and end; each that has ended is given once."""
+class LearningSearch(GridSearch):
+    """A searcher that learns from the trials of the experiment, as they begin and end."""
 
-    def __init__(self, maximize: Sequence[bool]) -> None:
+    def __init__(self, space: Space, seed: int, num_trials: int, maximize: Sequence[bool]) -> None:
+        super().__init__(space, seed, num_trials)
         self._signs = [1.0 if up else -1.0 for up in maximize]
         self._running: dict[int, Trial] = {}
         self._ended: list[Outcome] = []

@@ -15,7 +15,7 @@ from rlplat.errors import ConfigError
 from rlplat.tune.address import shown
 from rlplat.tune.samplers import ModelSearch, distribution
 from rlplat.tune.search import Searcher, make_searcher
-from rlplat.tune.searchers import History, Outcome, Recorded
+from rlplat.tune.searchers import History, Outcome
 from rlplat.tune.space import Space
 from rlplat.tune.trial import TrialState
 from tests.tune.postgres import PASSWORD, postgres_server
@@ -261,9 +261,14 @@ def spied(play, max_history=100, earlier=()):
     """The play's searcher becomes one with a spy; returns what it sees."""
     Spy.seen = []
     play.searcher = ModelSearch(
-        play.space, Recorded([play.modes[0] == "max"]), lambda seed: Spy(seed), seed=0, num_trials=1000,
-        max_history=max_history, maximize=[play.modes[0] == "max"], earlier=earlier,
-    )  # fmt: skip
+        play.space,
+        0,
+        1000,
+        [play.modes[0] == "max"],
+        lambda seed: Spy(seed),
+        max_history=max_history,
+        earlier=earlier,
+    )
     return Spy.seen
 
 
@@ -309,15 +314,7 @@ def test_each_question_has_random_numbers_of_its_own(tmp_path):
             return Spy(sampler_seed)
 
         Spy.seen = []
-        searcher = ModelSearch(
-            play.space,
-            Recorded([True]),
-            make,
-            seed=seed,
-            num_trials=9,
-            max_history=10,
-            maximize=[True],
-        )
+        searcher = ModelSearch(play.space, seed, 9, [True], make, max_history=10)
         for number in range(9):
             searcher.suggest(number)
         return seeds
