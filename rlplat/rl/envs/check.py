@@ -164,9 +164,7 @@ def check_env(
     forget_changed()
     limits = Limits(step_timeout_s, reset_timeout_s or step_timeout_s)
     return apart(
-        name,
-        lambda beat: check_env_here(name, env_kwargs, beat, steps=steps, limits=limits),
-        max(limits),
+        name, lambda beat: check_env_here(name, env_kwargs, beat, steps=steps, limits=limits), max(limits)
     )
 
 

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-NATIVE_FIELDS = {
-    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": ("state", "steps", "prev_done"),
-}
+NATIVE_FIELDS = {"gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": ("state", "steps", "prev_done")}
 """What a vector environment in plain numpy remembers beside its random generator, by entry point."""
 
 

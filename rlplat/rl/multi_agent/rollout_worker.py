@@ -43,13 +43,7 @@ from rlplat.rl.interfaces import (
 )
 from rlplat.rl.learning.weights import split_weights
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
-from rlplat.rl.multi_agent.vector_env import (
-    AgentEpisode,
-    MultiAgentVectorEnv,
-    Turns,
-    game_episode,
-    games_of,
-)
+from rlplat.rl.multi_agent.vector_env import AgentEpisode, MultiAgentVectorEnv, Turns, game_episode, games_of
 from rlplat.rl.obs_tree import copy_obs, put_obs, take_obs
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.policies.spec import cpu_share

@@ -219,12 +219,7 @@ def open_filmed_env(
     do_without_display()
     kwargs = {"env": env, "env_kwargs": env_kwargs, "film": film}
     return make_vector_env(
-        f"{__name__}:filmed",
-        1,
-        env_kwargs=kwargs,
-        vectorization="sync",
-        copies=copies,
-        **limits.arguments(),
+        f"{__name__}:filmed", 1, env_kwargs=kwargs, vectorization="sync", copies=copies, **limits.arguments()
     )
 
 

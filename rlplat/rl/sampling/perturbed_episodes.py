@@ -160,11 +160,7 @@ class PerturbedEpisodes:
         return Returns(indices, floats, counts, gatherer.sums(), seconds, metrics)
 
     def play(
-        self,
-        starts: Array,
-        scales: Array,
-        chances: Sequence[EpisodeChance],
-        gatherer: ObsGatherer,
+        self, starts: Array, scales: Array, chances: Sequence[EpisodeChance], gatherer: ObsGatherer
     ) -> Array:
         """One episode with theta + scales[k] * (noise at starts[k]) for every k < K -> float64[K, 2], (return, length).
 

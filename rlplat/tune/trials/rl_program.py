@@ -27,7 +27,7 @@ from rlplat.rl.interfaces import Result
 from rlplat.rl.run.evaluation_schedule import Evaluations
 from rlplat.rl.run.run_directory import RunDirectory
 from rlplat.rl.run.training_loop import open_run, stop_reason, stop_rules, training_loop
-from rlplat.rl.run.view.progress import Silent
+from rlplat.rl.run.view.progress import Progress
 from rlplat.tune.trials import TrialContext
 from rlplat.tune.trials.checkpoints import remove
 from rlplat.tune.trials.rl_config import demand_of, document_of, plan_trial
@@ -90,7 +90,7 @@ class RLProgram:
             plan.config = _within_booking(plan.config)
             if _fits_in_one_process(plan.config):
                 self._stack.enter_context(cluster_in_this_process())
-            opened = open_run(plan, self._context.directory, checkpoint, Silent(), takes_over=True)
+            opened = open_run(plan, self._context.directory, checkpoint, Progress(), takes_over=True)
             self._algorithm, self._run, self._evaluations = self._stack.enter_context(opened)
         except BaseException:
             self._has_failed = True

@@ -9,7 +9,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import InfeasibleResources
-from rlplat.rl.run.view.progress import Silent, showing_log
+from rlplat.rl.run.view.progress import Progress, showing_log
 from rlplat.rl.sampling import worker_group
 from rlplat.rl.sampling.worker_group import WORKER_BYTES, check_num_workers, refuse_beyond, wait_for_first
 
@@ -52,7 +52,7 @@ def test_the_start_is_told_until_all_have_begun(
 
 
 def test_what_is_logged_is_said_by_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    class Heard(Silent):
+    class Heard(Progress):
         def __init__(self) -> None:
             self.texts: list[str] = []
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import rlplat
 from rlplat.figures import env_figures, episodes_text, figure
@@ -25,16 +25,16 @@ LEAST_LINES, LEAST_COLUMNS = 4, 40
 """Of a panel; a terminal needs twice the lines, or what is said would have no place."""
 
 
-class Progress(Protocol):
+class Progress:
+    """Shows nothing, as for a run that is one of many: what it says is in its log.txt."""
+
     def show(self, result: Result, env_steps_per_s: float) -> None: ...
 
     def say(self, text: str) -> None:
         """A line of text that does not disturb the panel."""
-        ...
 
     def finish(self, ended_by: str, env_steps_per_s: float) -> None:
         """The training has ended, for this reason; the rate is that of the whole run."""
-        ...
 
     def close(self) -> None: ...
 
@@ -110,36 +110,31 @@ def showing_log(name: str, progress: Progress) -> Iterator[None]:
         logger.propagate = propagate
 
 
-class Silent:
-    """For a run that is one of many: what it says is in its log.txt."""
+class _FromTimeToTime(Progress):
+    """The first result at once, then one in every `period_s` seconds."""
 
-    def show(self, result: Result, env_steps_per_s: float) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-    def finish(self, ended_by: str, env_steps_per_s: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class ProgressLines:
-    """The first result at once, then one line every ten seconds."""
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
+    def __init__(self, period_s: float, clock: Callable[[], float]) -> None:
+        self._period_s, self._clock = period_s, clock
         self._next_s = clock()
         self._evaluated: float | None = None
 
     def show(self, result: Result, env_steps_per_s: float) -> None:
         self._evaluated = result.metrics.get("eval/return_mean", self._evaluated)
         if self._clock() >= self._next_s:
-            self._next_s = self._clock() + LINE_PERIOD_S
-            shown = describe(result, self._evaluated)
-            self.say(f"{result.env_steps:>12,} env steps  {env_steps_per_s:>8,.0f}/s  {shown}")
+            self._next_s = self._clock() + self._period_s
+            self._show(result.env_steps, env_steps_per_s, describe(result, self._evaluated))
+
+    def _show(self, env_steps: int, env_steps_per_s: float, described: str) -> None:
+        raise NotImplementedError
+
+
+class ProgressLines(_FromTimeToTime):
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(LINE_PERIOD_S, clock)
+        self._stream = stream
+
+    def _show(self, env_steps: int, env_steps_per_s: float, described: str) -> None:
+        self.say(f"{env_steps:>12,} env steps  {env_steps_per_s:>8,.0f}/s  {described}")
 
     def say(self, text: str) -> None:
         try:
@@ -151,30 +146,21 @@ class ProgressLines:
         self.say(f"done: {ended_by}, {env_steps_per_s:,.0f} env steps/s")
         self._next_s = math.inf
 
-    def close(self) -> None:
-        pass
 
-
-class NotebookLine:
+class NotebookLine(_FromTimeToTime):
     """One output of a cell that is written anew: what was said, and below it where the training is."""
 
     def __init__(self, total_env_steps: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(NOTEBOOK_PERIOD_S, clock)
         self._display: Any = importlib.import_module("IPython.display").display
-        self._total, self._clock = total_env_steps, clock
+        self._total = f" of {total_env_steps:,}" if total_env_steps else ""
         self._said: list[str] = []
         self._line = ""
-        self._evaluated: float | None = None
         self._handle: Any = None
-        self._next_s = clock()
 
-    def show(self, result: Result, env_steps_per_s: float) -> None:
-        self._evaluated = result.metrics.get("eval/return_mean", self._evaluated)
-        if self._clock() >= self._next_s:
-            self._next_s = self._clock() + NOTEBOOK_PERIOD_S
-            total = f" of {self._total:,}" if self._total else ""
-            at = f"{result.env_steps:,}{total} env steps  {env_steps_per_s:,.0f}/s"
-            self._line = f"{at}  {describe(result, self._evaluated)}"
-            self._write()
+    def _show(self, env_steps: int, env_steps_per_s: float, described: str) -> None:
+        self._line = f"{env_steps:,}{self._total} env steps  {env_steps_per_s:,.0f}/s  {described}"
+        self._write()
 
     def say(self, text: str) -> None:
         self._said.append(text)
@@ -185,9 +171,6 @@ class NotebookLine:
         self._line += f"\ndone: {ended_by}, {env_steps_per_s:,.0f} env steps/s"
         self._write()
 
-    def close(self) -> None:
-        pass
-
     def _write(self) -> None:
         told = {"text/plain": "\n".join(filter(None, [*self._said, self._line]))}
         if self._handle is None:
@@ -196,7 +179,7 @@ class NotebookLine:
             self._handle.update(told, raw=True)
 
 
-class StillStarting:
+class StillStarting(Progress):
     """The same as `progress`, and until the first result a line where nothing was said for `period_s` seconds."""
 
     def __init__(self, progress: Progress, num_workers: int, period_s: float = 10.0) -> None:
