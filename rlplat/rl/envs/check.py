@@ -21,13 +21,12 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from rlplat.acting import brief, find_no_choice
+from rlplat.acting import brief
 from rlplat.errors import EnvError, UsageError
-from rlplat.given.raised_at import raised_here
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.copies import Copies
-from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, RandomActor, has_info_mask
+from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, RandomActor, close_env, has_info_mask, no_choice
 from rlplat.rl.envs.gym_spaces import (
     mask_problem,
     policy_actions,
@@ -42,7 +41,7 @@ from rlplat.rl.envs.obs_reader import observation_problems
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
 from rlplat.rl.envs.statistics import holders, told
 from rlplat.rl.envs.vector_env import VectorEnv
-from rlplat.rl.envs.watchdog import Limits, StepWatchdog, is_environments_own
+from rlplat.rl.envs.watchdog import Limits, StepWatchdog
 from rlplat.rl.info_metrics import numbers_of
 from rlplat.rl.interfaces import Obs
 from rlplat.rl.obs_tree import copy_obs, take_obs
@@ -123,6 +122,11 @@ class EnvReport:
         return self.spaces
 
     @property
+    def head(self) -> str:
+        spaces = self.spaces or "unusable spaces"
+        return f"{self.name}: {spaces}; {self.steps} random steps, {self.episodes} episodes"
+
+    @property
     def observations(self) -> list[str]:
         """What each observation is taken for, and the encoder that it gets unless the settings say another."""
         return said_of_observations(self.spaces.obs)[0] if self.spaces is not None else []
@@ -139,13 +143,12 @@ class EnvReport:
                 self.add("note", line)
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.spaces or 'unusable spaces'}; {self.steps} random steps, {self.episodes} episodes"
         known = [line for line in self.observations if f"note: {line}" not in self.lines]
         is_fine = all(finding.severity == "note" for finding in self.findings)
         lines = [*known, *self.lines, *(["no problems found"] if is_fine else [])]
         if told := self.facts.get("numbers in info"):
             lines.append(f"numbers in info, which env_metrics can name: {', '.join(told)}")
-        return "\n".join([head, *(f"  {line}" for line in lines)])
+        return "\n".join([self.head, *(f"  {line}" for line in lines)])
 
 
 def check_env(
@@ -337,17 +340,8 @@ class _Probe:
     def close(self) -> None:
         self._watchdog.close()
         self._beat("close()")
-        if not hasattr(self._env, "close"):
-            return
-        try:
-            self._env.close()
-        except BaseException as error:
-            if not is_environments_own(error):
-                raise
-            text = (
-                f"close() raised {type(error).__name__}: {error}{raised_here(error)}; runs end all the same"
-            )
-            self._report.add("warning", text)
+        if problem := close_env(self._env):
+            self._report.add("warning", f"{problem}; runs end all the same")
 
     def run(self, steps: int) -> None:
         report, env = self._report, self._env
@@ -487,14 +481,9 @@ class _Probe:
         assert self._guard is not None
         mask = obs[MASK]
         self._never_masks = self._never_masks and bool(mask.all())
-        groups = self._guard.spaces.action.mask_groups
-        found = find_no_choice(mask[None], groups, np.ones(1, np.bool_))
+        found = no_choice(mask[None], self._guard.spaces.action.mask_groups, np.ones(1, np.bool_))
         if found is not None:
-            self._report.add(
-                "error",
-                f"{self._at()}: the action mask has no legal action{found[1]}: {brief(mask.astype(np.int8))}; leave at "
-                "least one True, or end the episode: return terminated=True from the step that leads there",
-            )
+            self._report.add("error", f"{self._at()}: {found[1]}")
             raise _Stop
 
     def _timed(self, call: Any, what: str) -> Any:

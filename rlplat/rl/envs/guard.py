@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from rlplat.acting import brief
+from rlplat.acting import brief, find_no_choice
 from rlplat.config import closest
 from rlplat.errors import EnvError
 from rlplat.given.global_random import seed_everything
@@ -220,17 +220,8 @@ class GuardedEnv:
 
     def close(self) -> None:
         """An environment whose close() raises has been used to the end all the same: a warning that names it."""
-        if not hasattr(self.env, "close"):
-            return
-        try:
-            self.env.close()
-        except BaseException as error:
-            if not is_environments_own(error):
-                raise
-            text = (
-                f"warning: {self.place()}: close() raised {type(error).__name__}: {error}{raised_here(error)}"
-            )
-            print(text, file=sys.stderr)
+        if problem := close_env(self.env):
+            print(f"warning: {self.place()}: {problem}", file=sys.stderr)
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Also how an AsyncVectorEnv calls the methods below in its processes."""
@@ -385,6 +376,29 @@ class GuardedEnv:
         return env_place(
             self.name, self.index, self.num_envs, self.num_steps, self.episode_step, self._action
         )
+
+
+def close_env(env: Any) -> str:
+    """What its close() raised, or the empty string."""
+    try:
+        if hasattr(env, "close"):
+            env.close()
+    except BaseException as error:
+        if not is_environments_own(error):
+            raise
+        return f"close() raised {type(error).__name__}: {error}{raised_here(error)}"
+    return ""
+
+
+def no_choice(mask: Array, groups: tuple[int, ...], decides: Array) -> tuple[int, str] | None:
+    """(row, what is wrong) of a mask bool[B, L] that leaves nothing to choose from; decides: bool[B], where to look."""
+    found = find_no_choice(mask, groups, decides)
+    if found is None:
+        return None
+    return found[0], (
+        f"the action mask has no legal action{found[1]}: {brief(mask[found[0]].astype(np.int8))}; leave at least one "
+        "True, or end the episode: return terminated=True from the step that leads there"
+    )
 
 
 def env_place(name: str, index: int, num_envs: int, num_steps: int, episode_step: int, action: Any) -> str:

@@ -17,9 +17,9 @@ from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 
-from rlplat.acting import brief, find_no_choice
+from rlplat.acting import brief
 from rlplat.errors import EnvError, NonFiniteError, UsageError
-from rlplat.rl.envs.guard import Ask, env_place
+from rlplat.rl.envs.guard import Ask, env_place, no_choice
 from rlplat.rl.envs.gym_spaces import action_converter, action_row
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader, put_row
 from rlplat.rl.envs.state import native_state, set_native_state, why_not_saved
@@ -426,13 +426,9 @@ class VectorEnv:
 
     def _require_legal(self, obs: Any, decides: Array) -> None:
         """Raises EnvError where a mask leaves nothing to choose from."""
-        found = find_no_choice(obs[MASK], self.spec.action.mask_groups, decides)
+        found = no_choice(obs[MASK], self.spec.action.mask_groups, decides)
         if found is not None:
-            b, which = found
-            raise EnvError(
-                f"{self._place(b)}: the action mask has no legal action{which}: {brief(obs[MASK][b].astype(np.int8))}; "
-                "leave at least one True, or end the episode: return terminated=True from the step that leads there"
-            )
+            raise EnvError(f"{self._place(found[0])}: {found[1]}")
 
     def _restart(self, obs: Obs, done: Array, info: dict[str, Any]) -> tuple[Obs, Obs]:
         """-> (observations to act on next, last observations of the episodes that ended)."""

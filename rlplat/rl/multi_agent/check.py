@@ -36,11 +36,9 @@ class GamesReport(EnvReport):
             for agent, spaces in self.agents.items()
         ]
 
-    def __str__(self) -> str:
-        head = f"{self.name}: {len(self.agents)} agents; {self.steps} random steps, {self.episodes} games"
-        is_fine = all(finding.severity == "note" for finding in self.findings)
-        lines = [*self.observations, *self.lines, *(["no problems found"] if is_fine else [])]
-        return "\n".join([head, *(f"  {line}" for line in lines)])
+    @property
+    def head(self) -> str:
+        return f"{self.name}: {len(self.agents)} agents; {self.steps} random steps, {self.episodes} games"
 
 
 def check_any_env(
