@@ -32,7 +32,7 @@ from rlplat.errors import CheckpointError, ConfigError, EnvError, NonFiniteError
 from rlplat.metrics import CsvWriter, JsonlWriter, MetricsLog, MetricsWriter, forget_after, read_records
 from rlplat.paths import shown
 from rlplat.rl.interfaces import Result, Weights
-from rlplat.rl.run.view.progress import Progress
+from rlplat.rl.run.view import Progress
 from rlplat.tensorboard_events import TensorboardWriter
 
 if TYPE_CHECKING:

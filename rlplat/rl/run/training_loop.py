@@ -55,7 +55,8 @@ from rlplat.rl.run.run_directory import (
 )
 from rlplat.rl.run.trained_agent import InitialWeights, find_initial
 from rlplat.rl.run.training_plan import TrainingPlan, default_directory, plan_from_file, plan_training
-from rlplat.rl.run.view.progress import Progress, StillStarting, open_progress, showing_log
+from rlplat.rl.run.view import Progress
+from rlplat.rl.run.view.progress import StillStarting, open_progress, showing_log
 from rlplat.rl.schedules import with_horizon
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.user_code import home_of, names_in

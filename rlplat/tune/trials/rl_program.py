@@ -27,7 +27,7 @@ from rlplat.rl.interfaces import Result
 from rlplat.rl.run.evaluation_schedule import Evaluations
 from rlplat.rl.run.run_directory import RunDirectory
 from rlplat.rl.run.training_loop import open_run, stop_reason, stop_rules, training_loop
-from rlplat.rl.run.view.progress import Progress
+from rlplat.rl.run.view import Progress
 from rlplat.tune.trials import TrialContext
 from rlplat.tune.trials.checkpoints import remove
 from rlplat.tune.trials.rl_config import demand_of, document_of, plan_trial

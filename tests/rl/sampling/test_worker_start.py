@@ -9,7 +9,8 @@ import pytest
 
 import rlplat
 from rlplat.errors import InfeasibleResources
-from rlplat.rl.run.view.progress import Progress, showing_log
+from rlplat.rl.run.view import Progress
+from rlplat.rl.run.view.progress import showing_log
 from rlplat.rl.sampling import worker_group
 from rlplat.rl.sampling.worker_group import WORKER_BYTES, check_num_workers, refuse_beyond, wait_for_first
 

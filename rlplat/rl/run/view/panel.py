@@ -28,7 +28,7 @@ from rlplat.given.folding import folded
 from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
 from rlplat.rl.run.bottleneck import MIN_S, add_seconds, shares
-from rlplat.rl.run.view.progress import Progress
+from rlplat.rl.run.view import Progress
 
 DRAW_PERIOD_S = 0.25
 RATE_WINDOW_S = 10.0

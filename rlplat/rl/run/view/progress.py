@@ -18,25 +18,12 @@ from rlplat.figures import env_figures, episodes_text, figure
 from rlplat.given.folding import for_stream
 from rlplat.given.spelling import spelled
 from rlplat.rl.interfaces import Result
+from rlplat.rl.run.view import Progress
 
 LINE_PERIOD_S = 10.0
 NOTEBOOK_PERIOD_S = 1.0
 LEAST_LINES, LEAST_COLUMNS = 4, 40
 """Of a panel; a terminal needs twice the lines, or what is said would have no place."""
-
-
-class Progress:
-    """Shows nothing, as for a run that is one of many: what it says is in its log.txt."""
-
-    def show(self, result: Result, env_steps_per_s: float) -> None: ...
-
-    def say(self, text: str) -> None:
-        """A line of text that does not disturb the panel."""
-
-    def finish(self, ended_by: str, env_steps_per_s: float) -> None:
-        """The training has ended, for this reason; the rate is that of the whole run."""
-
-    def close(self) -> None: ...
 
 
 def open_progress(total_env_steps: int | None, stream: TextIO | None = None) -> Progress:
