@@ -17,7 +17,7 @@ import msgspec
 
 from rlplat.errors import RuntimeFault
 from rlplat.given.say import say
-from rlplat.runtime.core.node.leases import Lease
+from rlplat.runtime.core.node.leases import ZYGOTE_S, Lease
 from rlplat.runtime.core.scheduler.views import InUse
 from rlplat.runtime.link.answers import answer_as_node
 from rlplat.runtime.link.system import SYSTEM
@@ -138,7 +138,8 @@ class FarNode(Shell):
             return
         match message:
             case agent_messages.Lease(number):
-                self._lease.answered(number)
+                if self._lease.answered(number):
+                    self.agent.processes.lease_zygote(self._lease.until + ZYGOTE_S)
             case agent_messages.StartWorker(worker, gpu_ids, env):
                 self.agent.start(worker, gpu_ids, env)
             case agent_messages.StopWorker(worker, at_once, is_surplus, reason):

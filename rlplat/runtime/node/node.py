@@ -80,7 +80,9 @@ class Node(Shell):
     def run(self) -> None:
         """Serve until the driver is gone."""
         total = self._config["total"]
-        self.head.node_joined(NodeJoined("node", total, num_spares(total)), self.agent)
+        keys = self._config.get("keys")
+        address = "127.0.0.1" if keys is None else keys["address"].rpartition(":")[0]
+        self.head.node_joined(NodeJoined(NODE, total, num_spares(total), address), self.agent)
         try:
             os.write(1, b"ready\n")
         except BrokenPipeError:  # the driver was killed meanwhile

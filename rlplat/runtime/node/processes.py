@@ -203,6 +203,11 @@ class Processes:
         with contextlib.suppress(OSError):  # it has many orders to answer, or its end is to be read
             self._orders.send(b"\x80")
 
+    def lease_zygote(self, until: float) -> None:
+        """When it is to kill all workers unless it hears of a later time (monotonic)."""
+        with contextlib.suppress(OSError):
+            self._orders.send(msgspec.msgpack.encode({"lease_until": until}))
+
     def kill_zygote(self, reason: str) -> None:
         self.zygote_end = reason
         with contextlib.suppress(ProcessLookupError):

@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -78,9 +79,18 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     children: dict[int, str] = {}
+    lease_until: float | None = None
+    """Of a machine that has joined a head: its node may hang, and its workers must not outlive the lease."""
     while True:
         try:
-            readable, _, _ = select.select([orders.fileno(), wake_read], [], [])
+            left_s = None if lease_until is None else max(0.0, lease_until - time.monotonic())
+            readable, _, _ = select.select([orders.fileno(), wake_read], [], [], left_s)
+            if (
+                lease_until is not None
+                and time.monotonic() >= lease_until
+                and orders.fileno() not in readable
+            ):
+                break
             if wake_read in readable:
                 os.read(wake_read, 4096)
                 _report_dead(orders, children)
@@ -91,6 +101,9 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
                 order = msgspec.msgpack.decode(data)
                 if not order:  # the node asks for a sign of life
                     orders.send(data)
+                    continue
+                if "lease_until" in order:
+                    lease_until = order["lease_until"]
                     continue
                 _fork(orders, wake_read, wake_write, session, folder, order, fds[0], children)
         except (BrokenPipeError, ConnectionResetError):

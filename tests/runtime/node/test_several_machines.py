@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 import rlplat
 from rlplat.errors import ConfigError, WorkerCrashed
 from rlplat.runtime.placement import placement_group, remove_placement_group
 from rlplat.runtime.start import join_file
+from rlplat.runtime.start.start import versions
+from rlplat.runtime.wire import agent_messages
 from tests.patience import soon
 
 pytestmark = pytest.mark.process
@@ -242,20 +249,114 @@ def test_a_task_without_retries_hears_that_its_machine_is_lost(join: str, start:
         rlplat.get(kill_the_node.remote(node_process_of(machine.pid)), timeout=60)
 
 
-def test_a_machine_that_is_silent_is_fenced_and_comes_again(join: str, start: Start) -> None:
-    machine = start("--resource", "far=1")
+def test_a_machine_whose_node_hangs_is_fenced_by_its_zygote(join: str, start: Start) -> None:
+    machine = start("--resource", "far=2")
     init(join)
-    there("n2")
-    pids = marked_pids(rlplat.get(session_there.remote(), timeout=60))
-    node = node_process_of(machine.pid)
-    os.kill(node, signal.SIGSTOP)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0, max_retries=0)
+    def wait() -> None:
+        signal.pause()
+
+    waiting, session = wait.remote(), rlplat.get(session_there.remote(), timeout=60)
+    os.kill(node_process_of(machine.pid), signal.SIGSTOP)
+    with pytest.raises(WorkerCrashed, match="node n2 was lost"):
+        rlplat.get(waiting, timeout=60)
+    assert not marked_pids(session)
+    assert rlplat.get(session_there.remote(), timeout=60) != session  # it has come again
+
+
+class Wire:
+    """Between a machine and the head: bytes pass, or nothing does, or the connection breaks."""
+
+    def __init__(self, port: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._to = port
+        self._ends: list[socket.socket] = []
+        self.passes = threading.Event()
+        self.passes.set()
+        self._threads: list[threading.Thread] = []
+        self._begin(self._accept)
+
+    def _begin(self, target: Callable[..., None], *args: Any) -> None:
+        self._threads.append(threading.Thread(target=target, args=args, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._to))
+                except OSError:
+                    near.close()
+                    continue
+                self._ends += [near, far]
+                for source, target in ((near, far), (far, near)):
+                    self._begin(self._carry, source, target)
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.passes.wait()
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.passes.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listener.close()
+        self.cut()
+        for thread in self._threads[1:]:
+            thread.join()
+        for end in self._ends:
+            end.close()
+
+
+@pytest.mark.parametrize("how", ["cut", "silent"])
+def test_a_broken_connection_is_the_death_of_the_machine_and_the_kill_comes_first(
+    join: str, start: Start, tmp_path: Path, how: str
+) -> None:
+    keys = json.loads(Path(join).read_text())
+    wire = Wire(int(keys["address"].rpartition(":")[2]))
+    by_wire = tmp_path / "by-wire.json"
+    by_wire.write_text(json.dumps(keys | {"address": f"127.0.0.1:{wire.port}"}))
+    by_wire.chmod(0o600)
+    start("--resource", "far=2", "--address", str(by_wire))
+    init(join)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0, max_restarts=-1, max_task_retries=-1)
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def add(self) -> int:
+            self.count += 1
+            return self.count
+
+    counter = Counter.remote()
+    assert rlplat.get([counter.add.remote() for _ in range(3)], timeout=60)[-1] == 3
+    session = rlplat.get(session_there.remote(), timeout=60)
+    on_its_way = counter.add.remote()
+    wire.cut() if how == "cut" else wire.passes.clear()
+    later = counter.add.remote()
     try:
-        assert soon(lambda: alive() == ["node"], 60)
+        assert soon(lambda: not marked_pids(session))
+        wire.passes.set()
+        counts = rlplat.get([on_its_way, later], timeout=60)
+        assert counts in ([1, 2], [4, 1])  # it had arrived, or runs again in the next life
+        assert "n2" not in alive()
+        assert rlplat.get(session_there.remote(), timeout=60) != session
     finally:
-        os.kill(node, signal.SIGCONT)
-    assert soon(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 60)
-    assert rlplat.get(session_there.remote(), timeout=60)
-    assert "n2" not in alive()
+        rlplat.shutdown()
+        wire.close()
 
 
 def marked_pids(session: str) -> list[int]:
@@ -306,6 +407,38 @@ def test_who_has_not_the_key_does_not_get_in(join: str, start: Start, tmp_path: 
     assert alive() == ["n2", "node"]
     stranger.terminate()
     assert "works for" not in stranger.communicate(timeout=60)[1]
+
+
+def test_what_has_no_key_or_speaks_no_zeromq_is_not_heard(join: str, start: Start) -> None:
+    keys = json.loads(Path(join).read_text())
+    host, _, port = keys["address"].rpartition(":")
+    init(join)
+    context = zmq.Context()
+    plain, unknown = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+    public, secret = zmq.curve_keypair()
+    for option, value in (
+        (zmq.CURVE_SERVERKEY, keys["head_public"].encode()),
+        (zmq.CURVE_PUBLICKEY, public),
+        (zmq.CURVE_SECRETKEY, secret),
+    ):
+        unknown.setsockopt(option, value)
+    question = agent_messages.encode(agent_messages.AskProgram(versions()))
+    for each in (plain, unknown):
+        each.setsockopt(zmq.LINGER, 0)
+        each.connect(f"tcp://{keys['address']}")
+        each.send_multipart([b"", b"", question])
+    garbage = random.Random(1)
+    for _ in range(100):
+        with socket.create_connection((host, int(port))) as stranger, contextlib.suppress(OSError):
+            stranger.sendall(garbage.randbytes(garbage.randrange(1, 200)))
+    start("--resource", "far=1")
+    assert rlplat.get(session_there.remote(), timeout=60)  # others are heard meanwhile
+    assert not plain.poll(500)
+    assert not unknown.poll(500)
+    assert alive() == ["n2", "node"]
+    plain.close()
+    unknown.close()
+    context.term()
 
 
 def test_other_versions_are_refused_in_words(

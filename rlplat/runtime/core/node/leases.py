@@ -9,6 +9,8 @@ from __future__ import annotations
 
 ASK_EVERY_S = 1.0
 LEASE_S = 5.0
+ZYGOTE_S = 0.5
+"""When the node itself hangs its zygote kills the workers, so much later."""
 BROKEN_S = 8.0
 """Of the head, when the connection has broken: the lease, and time to kill."""
 SILENT_S = 10.0
@@ -32,11 +34,14 @@ class Lease:
         self.ask_at = now + ASK_EVERY_S
         return self._number
 
-    def answered(self, number: int) -> None:
+    def answered(self, number: int) -> bool:
+        """Whether it lasts longer now."""
         asked_at = self._asked.get(number)
-        if asked_at is not None:
-            self.until = max(self.until, asked_at + LEASE_S)
-            self._asked = {other: at for other, at in self._asked.items() if other > number}
+        if asked_at is None:
+            return False
+        self.until = asked_at + LEASE_S
+        self._asked = {other: at for other, at in self._asked.items() if other > number}
+        return True
 
 
 class Patience:
