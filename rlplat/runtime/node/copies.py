@@ -8,8 +8,9 @@ needed: they can be pulled again.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from rlplat.runtime.machine.session import SPILL_LINK
@@ -124,13 +125,14 @@ class Copies:
             self.drop([next(iter(self._copies))])
         return True
 
-    def lost(self, creators: set[str]) -> None:
-        """These are dead: what is pulled from them does not come."""
+    def lost(self, creators: Collection[str]) -> None:
+        """These are dead: what is pulled from them does not come, and copies go (owners here have linked theirs)."""
         for name, pulling in list(self._pulling.items()):
             if pulling.creator in creators:
                 if pulling.size >= 0:
                     self._account.release(pulling.size)
                 self._end(name, pulling, is_there=False)
+        self.drop([name for name in self._copies if name[2:].rpartition("-")[0] in creators])
 
     def drop(self, names: list[str]) -> int:
         """Readers keep what they map. Returns how many bytes these were."""
@@ -138,7 +140,8 @@ class Copies:
         for name in names:
             size = self._copies.pop(name, 0)
             if size:
-                os.unlink(self._path(name))
+                with contextlib.suppress(FileNotFoundError):  # somebody removed it
+                    os.unlink(self._path(name))
                 self._account.release(size)
                 dropped += size
         return dropped

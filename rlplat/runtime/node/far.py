@@ -149,7 +149,7 @@ class FarNode(Shell):
             case agent_messages.DefineEnv(key, spec):
                 self._define_env(key, spec)
             case agent_messages.RemoveFiles(workers):
-                self._copies.lost(set(workers))
+                self._copies.lost(workers)
                 self.agent.remove_files(workers)
             case agent_messages.AskChunk():
                 self._copies.serve(message)

@@ -66,6 +66,8 @@ class Head:
         self.clients: set[str] = set()
         self.on_elsewhere: dict[type, Callable[[str, Any], None]] = {}
         """What clients ask of a node that has to do with other machines."""
+        self.on_settled: Callable[[list[str]], None] = lambda workers: None
+        """These deaths are, and their files are about to go."""
         self._creations: dict[str, messages.KeepCreation] = {}
         """Of detached actors: how each of their incarnations is created."""
         self._creating: dict[int, str] = {}
@@ -288,6 +290,7 @@ class Head:
         if workers:
             for client in self.clients:
                 self._post(client, messages.Settled(workers))
+            self.on_settled(workers)
             for agent in self.agents.values():
                 agent.remove_files(workers)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rlplat.errors import RuntimeFault
 from rlplat.runtime.core.node.leases import Patience
 from rlplat.runtime.core.scheduler.events import NodeJoined
 from rlplat.runtime.core.scheduler.views import InUse
@@ -102,6 +103,7 @@ class Machines:
         """Text for the driver's stderr."""
         transport.forward = self._outward
         self._copies = Copies(config["session"], NODE, self._send_on, transport.post)
+        head.on_settled = self._copies.lost
         head.on_elsewhere = {messages.Pull: self._copies.pull, messages.MakeRoom: self._copies.make_room}
 
     # -- frames between clients
@@ -133,7 +135,7 @@ class Machines:
             if node in self._far:
                 self._far[node].patience.heard(self._clock())
             if not to:
-                self._hear(machine, node, frame)
+                self._do(machine, node, frame)
             elif node in self._far and self._node_of(sender) == node:
                 if to == NODE:
                     self._hear_client(sender, frame)
@@ -152,12 +154,16 @@ class Machines:
     def _handler_for_client(self, kind: type) -> Handler | None:
         return self._head.on_message if kind is not messages.Inspect else None
 
-    def _hear(self, machine: bytes, node: str, frame: bytes) -> None:
+    def _do(self, machine: bytes, node: str, frame: bytes) -> None:
+        """(As with messages of clients: what is senseless must not end the head for all others.)"""
         try:
-            message = agent_messages.decode(frame)
-        except msgspec.MsgspecError as error:
-            self.trunks.dropped.add("a frame from", node, str(error))
-            return
+            self._hear(machine, node, agent_messages.decode(frame))
+        except (OSError, MemoryError, RuntimeFault):
+            raise
+        except Exception as error:
+            self.trunks.dropped.add("a message from", node, f"{type(error).__name__}: {error}", error)
+
+    def _hear(self, machine: bytes, node: str, message: Any) -> None:
         kind = type(message)
         if kind is agent_messages.AskProgram:
             self.trunks.tell(machine, self._answer(message))

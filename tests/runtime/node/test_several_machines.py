@@ -20,7 +20,7 @@ import pytest
 import zmq
 
 import rlplat
-from rlplat.errors import ConfigError, WorkerCrashed
+from rlplat.errors import ConfigError, ObjectStoreFull, WorkerCrashed
 from rlplat.runtime.placement import placement_group, remove_placement_group
 from rlplat.runtime.start import join_file
 from rlplat.runtime.start.start import versions
@@ -187,6 +187,39 @@ def test_large_values_are_pulled_once_per_machine_and_their_copies_freed(join: s
     assert rlplat.get([make.remote(n) for n in range(20)], timeout=60)[19][0] == 19
     del first, again, made
     assert soon(lambda: not copies())
+
+
+def test_a_pulled_value_outlives_its_maker_and_another_is_made_again(join: str, start: Start) -> None:
+    start("--resource", "far=1")
+    init(join)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    def make(number: int) -> tuple[np.ndarray, int]:
+        return np.full(1_000_000, number), os.getpid()
+
+    pulled, left = make.remote(1), make.remote(2)
+    maker = rlplat.get(pulled, timeout=60)[1]
+    rlplat.wait([left], timeout=60)
+    os.kill(maker, signal.SIGKILL)
+    assert soon(lambda: not os.path.exists(f"/proc/{maker}"))
+    array, again = rlplat.get(left, timeout=60)
+    assert (array[0], again != maker) == (2, True)
+    array, same = rlplat.get(pulled, timeout=60)
+    assert (array[0], same) == (1, maker)
+
+
+def test_a_value_for_which_the_reader_has_no_room_is_refused_in_words(join: str, start: Start) -> None:
+    start("--resource", "far=1")
+    rlplat.init(num_cpus=1, num_gpus=0, address=join, object_store_memory=16 << 20)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    def make(size: int) -> np.ndarray:
+        return np.ones(size)
+
+    with pytest.raises(ObjectStoreFull, match="bytes of an object of another machine"):
+        rlplat.get(make.remote(3_000_000), timeout=60)
+    made = [make.remote(1_000_000) for _ in range(5)]  # copies that no view needs make way for others
+    assert [int(rlplat.get(ref, timeout=60).sum()) for ref in made] == [1_000_000] * 5
 
 
 def test_a_machine_whose_workers_were_killed_with_it_is_lost(join: str, start: Start) -> None:
