@@ -47,6 +47,8 @@ class Version:
     user_config: Any
     """The newest one: of its options, or given to `reconfigure` since."""
     scaler: Autoscaler | None
+    taken: Any
+    """The last user_config that all replicas took."""
 
 
 @dataclass
@@ -56,8 +58,8 @@ class Change:
     config: Any
     ref: Any
     """Of it: it is pickled once for all of them."""
-    before: dict[int, Any]
-    """The last that all took, by version."""
+    versions: list[Version]
+    """Those that there were."""
     waiting: list[str] = field(default_factory=list)
     """Replicas that have not answered."""
     refused: str = ""
@@ -295,7 +297,8 @@ class Controller:
                 del live.versions[old]
             is_ingress = part is parts[-1] and self.listening is not None
             scaler = Autoscaler(options.autoscale) if options.autoscale else None
-            live.versions[self._numbers] = Version(part, is_ingress, options.user_config, scaler)
+            config = options.user_config
+            live.versions[self._numbers] = Version(part, is_ingress, config, scaler, config)
             num_replicas = options.autoscale.min_replicas if options.autoscale else options.num_replicas
             deployed.append(planning.Deployed(part.name, self._numbers, num_replicas, part.calls))
         names = {part.name for part in parts}
@@ -320,13 +323,10 @@ class Controller:
             forget_routes([name])
 
     def _reconfigure(self, deployment: str, user_config: Any, ref: Any) -> Change:
-        live, before = self._live[deployment], {}
-        is_open = live.change is not None and (live.change.waiting or live.change.has_lost)
-        taken = live.change.before if live.change is not None and is_open else {}
-        for number, version in live.versions.items():
-            before[number] = taken.get(number, version.user_config)
+        live = self._live[deployment]
+        live.change = Change(user_config, ref, list(live.versions.values()))
+        for version in live.change.versions:
             version.user_config = user_config
-        live.change = Change(user_config, ref, before)
         self._give_config(deployment, live.change)
         return live.change
 
@@ -350,22 +350,20 @@ class Controller:
         if live is None:
             return
         if error is None or isinstance(error, ActorDied) or change.refused:
-            newer = live.change
-            if (
-                not (change.waiting or change.refused or change.has_lost)
-                and newer is not None
-                and newer is not change
-            ):
-                newer.before |= dict.fromkeys(change.before, change.config)
+            self._note_taken(change)
             return
         self._refuse(deployment, change, f"{name} does not take the user_config: {_reason(error)}")
 
+    def _note_taken(self, change: Change) -> None:
+        if not (change.waiting or change.refused or change.has_lost):
+            for version in change.versions:
+                version.taken = change.config
+
     def _refuse(self, deployment: str, change: Change, why: str) -> None:
         change.refused, change.has_lost = why, False
-        live = self._live[deployment]
-        if live.change is change:
-            for number, version in live.versions.items():
-                version.user_config = change.before.get(number, version.user_config)
+        if self._live[deployment].change is change:
+            for version in change.versions:
+                version.user_config = version.taken
             self._give_config(deployment, change)
 
     def _handle(self, event: planning.Event) -> None:
@@ -501,6 +499,7 @@ class Controller:
             if error is not None:  # what takes the place of one that died starts with it
                 why = f"a replica died of the user_config, or {replica} does not start with it: {_reason(error)}"
                 self._refuse(deployment, live.change, why)
+            self._note_taken(live.change)
         if error is not None:
             self._handle(planning.ReplicaDied(replica, _reason(error)))
         elif replica in self._actors:

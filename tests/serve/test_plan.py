@@ -67,20 +67,27 @@ def test_an_update_starts_one_and_then_drains_an_old_one() -> None:
     assert plan.is_settled("m") and sorted(plan.ready("m")) == ["m-2", "m-3"]
 
 
-def test_a_failing_update_leaves_the_old_version() -> None:
-    plan = up(2)
-    (start,) = plan.handle(Deployed("m", 2, 2), 2.0)
-    now, told = 2.0, []
+def fail(plan: Plan, name: str, now: float) -> list[Action]:
+    """What starts of a deployment dies until its update is given up."""
+    actions: list[Action] = []
     for _ in range(MAX_START_FAILURES):
-        assert isinstance(start, StartReplica)
-        actions = plan.handle(ReplicaDied(start.replica, "no such file"), now)
-        now += 20
-        actions += plan.handle(Tick(), now)
-        told += [action for action in actions if isinstance(action, UpdateFailed)]
-        assert not any(isinstance(action, DrainReplica) for action in actions)
-        start = next((action for action in actions if isinstance(action, StartReplica)), start)
-    assert told == [UpdateFailed("m", 2, "no such file", kept=1)]
-    assert plan.ready("m") == ["m-0", "m-1"] and plan.is_settled("m")
+        replica = plan.starting(name)[0]
+        actions += plan.handle(ReplicaDied(replica, "no GPU"), now)
+        actions += plan.handle(Tick(), now + 20.0)
+    return actions
+
+
+@pytest.mark.parametrize(("before", "kept"), [(2, 1), (0, 0)])
+def test_a_version_that_never_starts_is_given_up_and_the_old_one_stays(before: int, kept: int) -> None:
+    plan = up(before) if before else Plan()
+    plan.handle(Deployed("m", 2, 2 if before else 1), 2.0)
+    actions = fail(plan, "m", 2.0)
+    assert [each for each in actions if isinstance(each, UpdateFailed)] == [
+        UpdateFailed("m", 2, "no GPU", kept)
+    ]
+    assert not any(isinstance(action, DrainReplica) for action in actions)
+    assert plan.ready("m") == [f"m-{number}" for number in range(before)] and plan.is_settled("m")
+    assert ("m" in plan.describe()) == bool(before)
 
 
 @pytest.mark.parametrize(("scaled", "kept"), [(None, 2), (3, 3)])
@@ -98,19 +105,6 @@ def test_a_failing_update_leaves_the_number_of_replicas(scaled: int | None, kept
             if each.version == 1:
                 plan.handle(ReplicaReady(each.replica), now)
     assert plan.describe()["m"]["num_replicas"] == kept and plan.describe()["m"]["version"] == 1
-
-
-def test_what_never_starts_is_given_up() -> None:
-    plan = Plan()
-    (start,) = plan.handle(Deployed("m", 1, 1), 0.0)
-    assert isinstance(start, StartReplica)
-    now, last = 0.0, start.replica
-    for _ in range(MAX_START_FAILURES):
-        actions = plan.handle(ReplicaDied(last, "bad"), now)
-        now += 20
-        actions += plan.handle(Tick(), now)
-        last = next((action.replica for action in actions if isinstance(action, StartReplica)), last)
-    assert UpdateFailed("m", 1, "bad", kept=0) in actions and plan.describe() == {}
 
 
 def test_a_dead_replica_is_replaced_at_once_and_the_next_after_a_pause() -> None:
@@ -187,16 +181,6 @@ def test_callers_that_only_start_are_waited_for_by_none() -> None:
     ]
 
 
-def fail(plan: Plan, name: str, now: float) -> list[Action]:
-    """What starts of a deployment dies until its update is given up."""
-    actions: list[Action] = []
-    for _ in range(MAX_START_FAILURES):
-        (replica,) = plan.starting(name)
-        actions += plan.handle(ReplicaDied(replica, "no GPU"), now)
-        actions += plan.handle(Tick(), now + 20.0)
-    return actions
-
-
 def renamed(plan: Plan) -> list[Action]:
     """The application of `chain` calls "other" in place of "model"."""
     parts = (
@@ -267,9 +251,7 @@ def test_what_the_autoscaler_of_an_update_wants_is_forgotten_when_that_is_given_
     plan = up(2)
     plan.handle(Deployed("m", 2, 2), 2.0)
     plan.handle(Scaled("m", 6, version=2), 2.0)
-    for _ in range(MAX_START_FAILURES):
-        plan.handle(ReplicaDied(plan.starting("m")[0], "no GPU"), 3.0)
-        plan.handle(Tick(), 23.0)
+    fail(plan, "m", 3.0)
     assert plan.versions() == {"m": 1} and plan.describe()["m"]["num_replicas"] == 2
 
 
