@@ -78,6 +78,27 @@ def test_raw_rows(served: Running, runs: Path) -> None:
     assert len(answer) == 72 + 36
 
 
+@pytest.mark.parametrize(
+    ("query", "num_bytes", "status", "text"),
+    [
+        ("token=x", 16, 400, "unknown field 'token' (fields: greedy, outputs, session, seq, reset)"),
+        ("greedy=maybe", 16, 400, "the query does not fit"),
+        ("seq=x&session=a", 16, 400, "the query does not fit"),
+        ("seq=0&session=a", 16, 400, "seq counts from 1, got 0"),
+        ("session=a", 32, 400, "expected one observation, got 2"),
+        ("outputs=value,logits", 16, 400, "expected some of log_prob, value"),
+        ("", 15, 400, "expected N times 16"),
+        ("greedy=0&outputs=&reset=false", 16, 200, ""),
+    ],
+)
+def test_raw_rows_that_do_not_fit(
+    served: Running, query: str, num_bytes: int, status: int, text: str
+) -> None:
+    headers = {"content-type": "application/octet-stream"}
+    got, answer, _ = request(served.url, "POST", f"/v1/act?{query}", bytes(num_bytes), headers)
+    assert got == status and (status == 200 or text in answer["error"]["message"]), answer
+
+
 def test_the_open_inference_protocol(served: Running, runs: Path) -> None:
     data = [*OBS, *(-x for x in OBS)]
     tensor = {"name": "obs", "shape": [2, 4], "datatype": "FP32", "data": data}
@@ -135,6 +156,9 @@ WRONG: dict[str, tuple[Any, int, str]] = {
     "state": ({"obs": OBS, "state": [1.0]}, 400, "policy.core is none"),
     "seq without session": ({"obs": OBS, "seq": 1}, 400, "no session is given"),
     "no such session": ({"obs": OBS, "session": "policy-0.abc"}, 410, "no session 'policy-0.abc'"),
+    "two rows of a session": ({"obs": [OBS, OBS], "session": "a"}, 400, "expected one observation, got 2"),
+    "state of a session": ({"obs": OBS, "session": "a", "state": "initial"}, 400, "exclude each other"),
+    "seq of 0": ({"obs": OBS, "session": "a", "seq": 0}, 400, "seq counts from 1, got 0"),
     "long session": ({"obs": OBS, "session": "x" * 1_000_000}, 400, "at most 200 characters"),
 }
 
