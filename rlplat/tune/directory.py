@@ -29,17 +29,17 @@ import yaml
 
 from rlplat.config import load_yaml
 from rlplat.errors import ConfigError
-from rlplat.metrics import replace_file
+from rlplat.metrics import CsvWriter, replace_file
 from rlplat.rl.run.run_directory import is_running
 from rlplat.tune.address import shown
 from rlplat.tune.journal import has_reports
 from rlplat.tune.lines import (
     ExperimentCurves,
     ReportLines,
-    TrialRows,
     as_json,
     forget_superseded,
     read_reports,
+    trial_row,
 )
 from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import Trial, TrialState
@@ -58,7 +58,7 @@ class ExperimentDirectory:
         self._log_file = log_file
         self._say = say
         self._reports = ReportLines(path / "results.jsonl")
-        self._rows = TrialRows(path / "results.csv")
+        self._rows = CsvWriter(path / "results.csv")
         self._curves = ExperimentCurves(path / "tensorboard", self.trials, spec.metric)
         self._best: tuple[Trial, Mapping[str, Any] | str | None] | None = None
         self._next_best_s = 0.0
@@ -170,13 +170,16 @@ class ExperimentDirectory:
         last_steps = {trial.number: trial.step for trial in trials}
         try:
             forget_superseded(self._reports.path, last_steps)
-            self._reports.forget()
+            self._reports.close()
+            self._reports = ReportLines(
+                self._reports.path
+            )  # it is another file now, and params are written anew
             self._rows.close()
             (self.path / "results.csv").unlink(missing_ok=True)
-            self._rows = TrialRows(self.path / "results.csv")
+            self._rows = CsvWriter(self.path / "results.csv")
             for trial in trials:
                 if trial.state.has_ended and trial.number not in ending:
-                    self._rows.write(trial)
+                    self._rows.write(trial_row(trial))
         except OSError as error:
             self._refused(error)
 
@@ -188,12 +191,8 @@ class ExperimentDirectory:
     def end(self, trial: Trial) -> None:
         """The trial's state has ended: its row, and the end of its session in TensorBoard."""
         self._reports.end(trial)
-        self.row(trial)
+        self._try(lambda: self._rows.write(trial_row(trial)))
         self._try(lambda: self._curves.end(trial))
-
-    def row(self, trial: Trial) -> None:
-        """A trial that has ended elsewhere: its row only."""
-        self._try(lambda: self._rows.write(trial))
 
     def best(self, trial: Trial, document: Mapping[str, Any] | str | None = None) -> None:
         """A new best trial. document: what `best.yaml` says (as text: its YAML), for an algorithm what

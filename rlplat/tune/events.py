@@ -71,49 +71,40 @@ Event = Reported | Returned | Crashed | Saved | Interrupted | NotBegun
 
 
 @dataclass(frozen=True)
-class RecordTrial:
+class _OfTrial:
     trial: Trial
 
 
-@dataclass(frozen=True)
-class RecordReport:
-    trial: Trial
+class RecordTrial(_OfTrial): ...
 
 
-@dataclass(frozen=True)
-class RecordChange:
+class RecordReport(_OfTrial): ...
+
+
+class RecordChange(_OfTrial):
     """State, checkpoint, failures, notes or config of a trial changed."""
 
-    trial: Trial
+
+class RecordEnd(_OfTrial): ...
 
 
-@dataclass(frozen=True)
-class RecordEnd:
-    trial: Trial
-
-
-@dataclass(frozen=True)
-class Begin:
+class Begin(_OfTrial):
     """Start the trial in a free slot, or anew in its own."""
 
-    trial: Trial
-
 
 @dataclass(frozen=True)
-class Advance:
+class _OfNumber:
     number: int
 
 
-@dataclass(frozen=True)
-class Save:
-    number: int
+class Advance(_OfNumber): ...
 
 
-@dataclass(frozen=True)
-class Release:
+class Save(_OfNumber): ...
+
+
+class Release(_OfNumber):
     """End what runs of the trial; its slot is free."""
-
-    number: int
 
 
 @dataclass(frozen=True)
@@ -139,16 +130,5 @@ class Abort:
     error: Exception
 
 
-Action = (
-    RecordTrial
-    | RecordReport
-    | RecordChange
-    | RecordEnd
-    | Begin
-    | Advance
-    | Save
-    | Release
-    | CopyCheckpoint
-    | Say
-    | Abort
-)
+Record = RecordTrial | RecordReport | RecordChange | RecordEnd
+Action = Record | Begin | Advance | Save | Release | CopyCheckpoint | Say | Abort

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.errors import ConfigError
-from rlplat.metrics import Appender, CsvWriter, replace_file
+from rlplat.metrics import Appender, replace_file
 from rlplat.tensorboard_events import (
     bytes_field,
     double_field,
@@ -50,8 +50,7 @@ class ReportLines:
         self.has_superseded = False
         """Whether a (trial, step) may be there twice."""
 
-    def record(self, trial: Trial, metrics: Mapping[str, Any], time_s: float | None = None) -> None:
-        """One report. time_s: seconds since 1970; None: now."""
+    def record(self, trial: Trial, metrics: Mapping[str, Any]) -> None:
         number = trial.number
         if trial.step <= self._steps.get(number, 0):
             self.has_superseded = True
@@ -61,7 +60,7 @@ class ReportLines:
             "step": trial.step,
             "progress": trial.progress,
             "run_s": round(trial.run_s, 4),
-            "time": round(time.time() if time_s is None else time_s, 3),
+            "time": round(time.time(), 3),
         }
         if self._params.get(number) != trial.params:
             self._params[number] = dict(trial.params)
@@ -73,14 +72,6 @@ class ReportLines:
         self._params.pop(trial.number, None)
         self._steps.pop(trial.number, None)
 
-    def forget(self) -> None:
-        """After the file was rewritten: it is another one now, and params are written anew."""
-        self._file.close()
-        self._file = Appender(self.path)
-        self._params.clear()
-        self._steps.clear()
-        self.has_superseded = False
-
     def flush(self) -> None:
         """OSError when the disk refuses: then the pending lines are dropped, and nothing of them is in the file."""
         if not self._pending:
@@ -91,19 +82,6 @@ class ReportLines:
 
     def close(self) -> None:
         self._file.close()
-
-
-class TrialRows:
-    """Appends to `results.csv` one row per ended trial."""
-
-    def __init__(self, path: Path) -> None:
-        self._writer = CsvWriter(path)
-
-    def write(self, trial: Trial) -> None:
-        self._writer.write(trial_row(trial))
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def trial_row(trial: Trial) -> dict[str, Any]:
@@ -246,7 +224,7 @@ class ExperimentCurves:
         file.step = trial.step
         if file.has_own_curves:
             metrics = {name: metrics[name] for name in self._objectives if name in metrics}
-        if values := scalars(_plain(metrics)):
+        if values := scalars({name: as_json(value) for name, value in metrics.items()}):
             file.pending.append(summary_record(time.time(), trial.step, values))
 
     def end(self, trial: Trial) -> None:
@@ -311,10 +289,6 @@ class _TrialFile:
             file.append(data)
         finally:
             file.close()
-
-
-def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: as_json(value) for name, value in metrics.items()}
 
 
 def _protobuf_value(value: Any) -> bytes:

@@ -146,16 +146,14 @@ class Study:
         for key, value in settings.items():
             plain = as_plain(value, key)
             if key not in known or known[key] != plain:
-                self._set_study_attr(key, plain)
-
-    def _set_study_attr(self, key: str, value: Any) -> None:
-        self._do(lambda storage, study_id: storage.set_study_user_attr(study_id, key, value))
+                self._set_study_attr("user", key, plain)
 
     def name_metrics(self, names: Sequence[str]) -> None:
         """So that Optuna's dashboard writes them at its axes, instead of "Objective 0"."""
-        self._do(
-            lambda storage, study_id: storage.set_study_system_attr(study_id, _METRIC_NAMES, list(names))
-        )
+        self._set_study_attr("system", _METRIC_NAMES, list(names))
+
+    def _set_study_attr(self, whose: Literal["user", "system"], key: str, value: Any) -> None:
+        self._do(lambda storage, id: getattr(storage, f"set_study_{whose}_attr")(id, key, value))
 
     # ------------------------------------------------------------------------------------------------------- trials
 
@@ -196,8 +194,11 @@ class Study:
             self.note(trial)
             return
         progress, score = trial.history[-1]
-        self._set_system_attr(
-            trial.number, f"report:{number}", [progress, trial.step, written.life, list(trial.values)]
+        self._set_attr(
+            "system",
+            trial.number,
+            f"report:{number}",
+            [progress, trial.step, written.life, list(trial.values)],
         )
         self._do(
             lambda storage, _: storage.set_trial_intermediate_value(
@@ -214,19 +215,19 @@ class Study:
         written.reports = len(trial.history)
         record = self._record(trial, written.reports, written.life)
         if record != written.record:
-            self._set_system_attr(trial.number, "trial", json.loads(record))
+            self._set_attr("system", trial.number, "trial", json.loads(record))
             written.record = record
         config = as_json(trial.config, "config")
         if config != written.config:  # for who looks at the storage
-            self._set_user_attr(trial.number, "config", json.loads(config))
+            self._set_attr("user", trial.number, "config", json.loads(config))
             written.config = config
 
     def end(self, trial: Trial) -> None:
         """`trial.state` has ended: the last word on it."""
         if trial.last:
-            self._set_user_attr(trial.number, "metrics", as_plain(trial.last, "metrics"))
+            self._set_attr("user", trial.number, "metrics", as_plain(trial.last, "metrics"))
         if trial.error:
-            self._set_user_attr(trial.number, "error", trial.error)
+            self._set_attr("user", trial.number, "error", trial.error)
         self.note(trial)
         self._finish(trial)
 
@@ -300,13 +301,9 @@ class Study:
     def _do(self, action: Callable[[BaseStorage, int], T]) -> T:
         return self._open.do(lambda: action(self._open.storage, self._open.study_id))
 
-    def _set_system_attr(self, number: int, key: str, value: Any) -> None:
+    def _set_attr(self, whose: Literal["system", "user"], number: int, key: str, value: Any) -> None:
         trial_id = self._written[number].trial_id
-        self._do(lambda storage, _: storage.set_trial_system_attr(trial_id, key, value))
-
-    def _set_user_attr(self, number: int, key: str, value: Any) -> None:
-        trial_id = self._written[number].trial_id
-        self._do(lambda storage, _: storage.set_trial_user_attr(trial_id, key, value))
+        self._do(lambda storage, _: getattr(storage, f"set_trial_{whose}_attr")(trial_id, key, value))
 
     @staticmethod
     def _record(trial: Trial, reports: int, life: int) -> str:
