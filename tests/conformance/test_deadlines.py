@@ -49,7 +49,9 @@ class Clock:
 @pytest.fixture
 def clock(cluster: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(backend().cancels, "_clock", clock)  # type: ignore[attr-defined]
+    client: Any = backend()
+    monkeypatch.setattr(client.cancels, "_clock", clock)
+    monkeypatch.setattr(client.calls, "_clock", clock)
     return clock
 
 

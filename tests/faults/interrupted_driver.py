@@ -252,14 +252,14 @@ def books() -> dict[str, int]:
     with client.link.lock:
         client.objects.collect()
         leases = [
-            lease for lane in client.tasks.lanes() for lease in (*lane.leases.values(), *lane.doomed.values())
+            lease for lane in client.calls.lanes() for lease in (*lane.leases.values(), *lane.doomed.values())
         ]
         return {
-            "calls": len(client.calls.records),
+            "calls": client.calls.num_open,
             "objects": len(client.objects.book),
             "borrows": len(client.objects.borrows),
             "segments": len(client.objects.store._in_use),
-            "ready": sum(len(lane.ready) for lane in client.tasks.lanes()),
+            "ready": sum(len(lane.ready) for lane in client.calls.lanes()),
             "in flight": sum(len(lease.in_flight) for lease in leases),
             "answers": len(client.questions._answers),
             "waiting threads": client.link.loop._num_users,

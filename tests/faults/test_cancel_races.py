@@ -41,16 +41,16 @@ def test_a_task_that_comes_back_while_it_is_being_cancelled_is_not_queued_again(
     refs = [task.remote(i) for i in range(1000, 1010)]  # the first runs, the others are queued behind it
     assert eventually(lambda: log.exists() and bool(log.read_text()), 60)
     client = backend()
-    record = client.calls.records[refs[1].id]  # type: ignore[attr-defined]
-    assert eventually(lambda: record.route.sent_to(record) is not None, 60)  # type: ignore[attr-defined]
+    record = client.objects.book.call(refs[1].id)  # type: ignore[attr-defined]
+    assert eventually(lambda: record.worker is not None, 60)  # type: ignore[attr-defined]
     pid = int(log.read_text().split()[1])
     os.kill(pid, signal.SIGSTOP)  # it does not hear of the cancel
     rlplat.cancel(refs[1])
     with client.link.lock:  # type: ignore[attr-defined]
-        client.tasks._on_gave_back(record.target, messages.GaveBack([refs[1].id]))  # type: ignore[attr-defined]
+        client.calls._on_gave_back(record.worker, messages.GaveBack([refs[1].id]))  # type: ignore[attr-defined]
     with pytest.raises(TaskCancelled):
         rlplat.get(refs[1], timeout=60)
-    assert record not in record.route.lane.ready
+    assert not record.is_open  # (the lane passes over it)
     os.kill(pid, signal.SIGCONT)  # (here the worker has not really given it back, and may begin it)
     gate.touch()
     assert rlplat.get([refs[0], *refs[2:]], timeout=60) == [1000, *range(1002, 1010)]
@@ -70,16 +70,16 @@ def test_a_dropped_generator_that_comes_back_unbegun_is_not_queued_again(
     end = stream.completed()
     assert eventually(lambda: log.exists() and bool(log.read_text()), 60)
     client: Any = backend()
-    record = client.calls.records[end.id]
+    record = client.objects.book.call(end.id)
     pid = int(log.read_text())
     os.kill(pid, signal.SIGSTOP)  # it does not hear that nobody reads it
     del stream
     assert eventually(dropped_generators_are_closed)
     with client.link.lock:
-        client.tasks._on_gave_back(record.target, messages.GaveBack([end.id]))
+        client.calls._on_gave_back(record.worker, messages.GaveBack([end.id]))
     with pytest.raises(TaskCancelled, match=r"nobody reads .*count any more"):
         rlplat.get(end, timeout=60)
-    assert record not in record.route.lane.ready
+    assert not record.is_open  # (the lane passes over it)
     os.kill(pid, signal.SIGCONT)
 
 
@@ -117,11 +117,11 @@ def test_the_next_task_is_not_sent_to_a_worker_that_is_being_killed(cluster: Non
     pid = rlplat.get(task.remote(""), timeout=60)
     ref = task.remote(str(tmp_path / "gate"))
     client = backend()
-    record = client.calls.records[ref.id]  # type: ignore[attr-defined]
-    assert eventually(lambda: record.route.sent_to(record) is not None, 60)
+    record = client.objects.book.call(ref.id)  # type: ignore[attr-defined]
+    assert eventually(lambda: record.worker is not None, 60)
     with client.link.lock:  # type: ignore[attr-defined]
         rlplat.cancel(ref, force=True)
-        client.calls.finish(record.target, ref.id, [Value(codec.pack("just in time").data)])  # type: ignore[attr-defined]
+        client.calls.finish(record.worker, ref.id, [Value(codec.pack("just in time").data)])  # type: ignore[attr-defined]
         following = task.remote("")
     assert rlplat.get(ref, timeout=60) == "just in time"
     assert rlplat.get(following, timeout=60) != pid

@@ -201,7 +201,7 @@ def test_the_late_result_of_a_given_up_attempt_is_refused(cluster: None, tmp_pat
     driver: Any = refs.backend()
     with driver.link.lock:  # what the node would say of it
         driver._on_worker_died("node", messages.WorkerDied(first, "it is stopped"))
-        driver.tasks._after_frame()
+        driver.calls.go_on()
     assert eventually(lambda: len(lines(log)) == 2, 60)
     second = lines(log)[1][0]
     assert second != first

@@ -199,7 +199,7 @@ def _tails_are_nobody_s_messages(town: Town) -> None:
                 who.send(to, frame, tail, frame)
         assert asker.is_answered(to, messages.Inspect(1, "spans", 1), messages.Report)
     assert town.num_dropped() >= before + 10
-    assert "w1" not in town.client.tasks._pace
+    assert "w1" not in town.client.calls._pace
     stranger.close()
     asker.close()
     town.check()
@@ -252,7 +252,7 @@ def _the_node_and_the_workers_say_everything_to_the_driver(town: Town) -> None:
                     client.link.transport.dropped.deliver(
                         sender, [maker.message(kind)], client.link.handlers.get
                     )
-                    client.tasks._after_frame()
+                    client.calls.go_on()
                     client.link.chores.next_s()
                     client.link.chores.run_due()
     assert town.num_dropped() > before

@@ -57,7 +57,7 @@ def test_books_of_what_is_over_are_closed() -> None:
         assert rlplat.get(caller.call.remote(counter)) == 1
         del counter
     assert soon(lambda: rlplat.get(caller.sizes.remote())["books"] == 0)
-    assert soon(lambda: rlplat.get(rlplat.remote(lambda: 1).remote()) == 1 and len(client.tasks.lanes()) < 3)
+    assert soon(lambda: rlplat.get(rlplat.remote(lambda: 1).remote()) == 1 and len(client.calls.lanes()) < 3)
     assert soon(lambda: 0 < rlplat.get(caller.sizes.remote())["dead"] < 6)
     assert client.objects.dead.num_ranges() < 6
 
@@ -124,7 +124,7 @@ def test_the_code_of_closures_goes_with_them() -> None:
             and table["borrows"] <= MOST_CODES
         )
     assert all(
-        len(lease.known_code) <= MOST_CODES for lane in client.tasks.lanes() for lease in lane.leases.values()
+        len(lease.known_code) <= MOST_CODES for lane in client.calls.lanes() for lease in lane.leases.values()
     )
     # What both workers have of them still, at most.
     assert soon(

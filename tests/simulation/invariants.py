@@ -44,12 +44,12 @@ class Invariants:
         def watched(sender: str, message: Any) -> None:
             before = []
             for id in message.tasks:
-                record = client.calls.records.get(id)
+                record = client.objects.book.call(id)
                 if record is not None:
-                    before.append((record, record.route.sent_to(record)))
+                    before.append((record, record.worker))
             handle(sender, message)
             for record, target in before:
-                if record.id in client.calls.records:
+                if record.is_open:
                     continue
                 key = (client.client_id, record.id)
                 if record.message.creation is not None:
@@ -126,7 +126,7 @@ class Invariants:
         _check_dropped(client.link.transport)
         check_book(client.objects.book)
         leases = []
-        for lane in client.tasks.lanes():
+        for lane in client.calls.lanes():
             if lane.num_requested < 0:
                 raise Violation(f"{name} has requested {lane.num_requested} leases")
             for worker, lease in (*lane.leases.items(), *lane.doomed.items()):
@@ -168,11 +168,9 @@ class Invariants:
     def check_clean(self) -> None:
         node = self.cluster.node
         for client in self.cluster.clients():
-            if client.calls.records:
-                names = [
-                    f"{record.name} at {record.target or 'nobody'}"
-                    for record in client.calls.records.values()
-                ]
+            calls = client.objects.book.calls()
+            if calls or client.calls.num_open:
+                names = [f"{record.name} at {record.worker or 'nobody'}" for record in calls]
                 raise Violation(f"{client.client_id} still has tasks: {names[:5]}")
             entries = [
                 f"{entry.id}: {entry.num_refs} refs, borrowers {entry.borrowers}, value {entry.value!r:.80}"
@@ -182,7 +180,7 @@ class Invariants:
                 raise Violation(f"{client.client_id} still has objects: {entries[:5]}")
             if client.objects.borrows:
                 raise Violation(f"{client.client_id} still borrows {client.objects.borrows}")
-            leases = {worker for lane in client.tasks.lanes() for worker in (*lane.leases, *lane.doomed)}
+            leases = {worker for lane in client.calls.lanes() for worker in (*lane.leases, *lane.doomed)}
             if leases:
                 raise Violation(f"{client.client_id} still holds leases of {leases}")
         for name, amount in node.scheduler.total.items():
@@ -210,11 +208,9 @@ class Invariants:
         lines = []
         for client in self.cluster.clients():
             process = self.world.processes[client.client_id]
-            for record in client.calls.records.values():
-                worker = record.route.sent_to(record)
-                lines.append(
-                    f"{client.client_id}: {record.name} #{record.id} waits={record.waits} at {worker or 'nobody'}"
-                )
+            for record in client.objects.book.calls():
+                at = record.worker or "nobody"
+                lines.append(f"{client.client_id}: {record.name} #{record.id} waits={record.waits} at {at}")
             if process.state != "ended" and getattr(client, "_running", "x"):
                 lines.append(f"{client.client_id} is {process.state}")
         return lines[:20]

@@ -58,10 +58,10 @@ def _commits_late_results() -> Iterator[None]:
     finish = Calls.finish
 
     def commit(self: Any, sender: str, id: int, values: Any) -> None:
-        record = self.records.get(id)
-        if record is None or record.route.kind == "call":
+        record = self._book.call(id)
+        if record is None or record.queue.kind == "call":
             return finish(self, sender, id, values)
-        with mock.patch.object(type(record.route), "sent_to", lambda *_: sender):
+        with mock.patch.object(TaskRecord, "worker", property(lambda _: sender)):
             return finish(self, sender, id, values)
 
     with mock.patch.object(Calls, "finish", commit), _late_frames():
@@ -148,16 +148,16 @@ def _stays_stalled() -> Any:
 
 def _calls_out_of_order() -> Any:
     """An actor's queued calls are sent last one first."""
-    advance = ActorCalls.advance
+    assign = ActorCalls.assign
 
-    def shuffle(self: Any) -> list[TaskRecord]:
+    def shuffle(self: Any, pace: object) -> Any:
         if self.worker is not None and len(self.queue) > 2 and not any(r.waits for r in self.queue):
             first, *rest = self.queue
             self.queue.clear()
             self.queue.extend([first, *reversed(rest)])
-        return advance(self)
+        return assign(self, pace)
 
-    return mock.patch.object(ActorCalls, "advance", shuffle)
+    return mock.patch.object(ActorCalls, "assign", shuffle)
 
 
 def _forgets_lost_calls() -> Any:
@@ -165,7 +165,9 @@ def _forgets_lost_calls() -> Any:
     restarting = ActorCalls.restarting
 
     def forget(self: Any, reason: str) -> Any:
-        self.in_flight = {id: r for id, r in self.in_flight.items() if r.message.creation is not None}
+        if self.lease is not None:
+            in_flight = self.lease.in_flight
+            self.lease.in_flight = {id: r for id, r in in_flight.items() if r.message.creation is not None}
         return restarting(self, reason)
 
     return mock.patch.object(ActorCalls, "restarting", forget)
@@ -176,7 +178,7 @@ def _repeats_every_call() -> Any:
     restarting = ActorCalls.restarting
 
     def repeat(self: Any, reason: str) -> Any:
-        for record in self.in_flight.values():
+        for record in self.lease.in_flight.values() if self.lease is not None else ():
             record.retries_left = -1
         return restarting(self, reason)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -13,16 +13,13 @@ import msgspec
 from rlplat.errors import ActorDied, OptionError, PendingCallsLimitExceeded
 from rlplat.given.say import say, say_traceback
 from rlplat.runtime.client.calls import Calls, Deps
-from rlplat.runtime.client.cancels import Cancels
 from rlplat.runtime.client.envs import ClientEnvs
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.client.questions import Questions
 from rlplat.runtime.client.reading import Reader
-from rlplat.runtime.client.streams import Streams
 from rlplat.runtime.core.owner.actor_calls import ActorCalls, Fail
 from rlplat.runtime.core.owner.book import Entry
 from rlplat.runtime.core.owner.lanes import TaskRecord
-from rlplat.runtime.core.owner.retries import History
 from rlplat.runtime.demand import capture_of, shape_of
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.machine.session import checkpoint_path
@@ -40,9 +37,7 @@ _REMEMBERED = 100
 
 
 class Actors:
-    """The way of every actor call (see `Route`). All but the verbs is called with the client's lock held."""
-
-    kind, lane = "call", None
+    """All but the verbs is called with the client's lock held."""
 
     def __init__(
         self,
@@ -50,14 +45,12 @@ class Actors:
         objects: Objects,
         reader: Reader,
         calls: Calls,
-        cancels: Cancels,
-        streams: Streams,
         questions: Questions,
         envs: ClientEnvs,
     ) -> None:
         self._link, self._loop, self._transport, self._lock = link, link.loop, link.transport, link.lock
-        self._objects, self._reader, self._calls, self._records = objects, reader, calls, calls.records
-        self._cancels, self._streams, self._questions, self._envs = cancels, streams, questions, envs
+        self._objects, self._reader, self._calls = objects, reader, calls
+        self._questions, self._envs = questions, envs
         self.books: dict[str, ActorCalls] = {}
         self._naming: set[str] = set()
         """Actors whose creators wait for the news of their names."""
@@ -89,23 +82,21 @@ class Actors:
             "", options.max_concurrency or 0, options.concurrency_groups, options.exactly_once
         )
         more = messages.More(capture=capture_of(options), creation=creation)
+        refs: list[ObjectRef] = []
+        deps: Deps = []
+        ref: ObjectRef | None = None
         if is_detached:
             args, kwargs = self._reader.values(args, kwargs)  # it outlives whoever owns the refs among them
-            deps: Deps = []
-            refs: list[ObjectRef] = []
-            message = messages.Run(0, key, "__init__", _inline(code.name, args, kwargs), more)
+            run = messages.Run(0, key, "__init__", _inline(code.name, args, kwargs), more)
         else:
-            what = f"{code.name}.__init__"
-            message, deps, refs = self._calls.make(args, kwargs, what, 1, key, "__init__", more)
+            run, deps, refs = self._calls.make(args, kwargs, f"{code.name}.__init__", key, "__init__", more)
         info = describe_actor(code, options)
         with self._lock:
             self._link.check_open()
-            record, ref = self._calls.record(message, code, code.name, 1, refs)
-            record.route = self
-            actor_id = record.target = creation.actor = f"{self._link.client_id}:{record.id}"
-            actor = self.books[actor_id] = ActorCalls(code.name, self._records)
-            if not is_detached:
-                self._objects.at_end(record.id, lambda: self._on_unreachable(record.id, actor_id))
+            self._objects.collect()
+            id = run.task = next(self._objects.ids)
+            actor_id = creation.actor = f"{self._link.client_id}:{id}"
+            actor = self.books[actor_id] = ActorCalls(actor_id, code.name)
             place = messages.PlaceActor(
                 actor_id,
                 info,
@@ -120,13 +111,15 @@ class Actors:
             if is_detached:
                 # The node creates it, again and again; for us it is there as soon as it has a worker.
                 self._transport.post(
-                    NODE, messages.KeepCreation(actor_id, self._calls.code_message(code), message)
+                    NODE, messages.KeepCreation(actor_id, self._calls.code_message(code), run)
                 )
                 self._detached.add(actor_id)
-                del self._records[record.id]
-                self._calls.fill(record, (Value(codec.pack(None).data),))
             else:
-                actor.queue.append(record)
+                record = TaskRecord(id, run, code, code.name, (id,), refs, actor)
+                self._calls.open(record)
+                ref = self._objects.add_ref(self._link.client_id, id)
+                self._objects.at_end(id, lambda: self._on_unreachable(actor_id))
+                actor.queued(record)
                 if options.max_restarts:
                     actor.creation = _template(record)
                 if deps:
@@ -147,7 +140,7 @@ class Actors:
                     return self._handle(taken.existing, taken.info, taken.is_detached)
                 if actor.gone is not None and actor.gone.kind == "OptionError":
                     raise to_exception(actor.gone)
-        return ActorHandle(actor_id, info, None if is_detached else ref)
+        return ActorHandle(actor_id, info, ref)
 
     def _on_name_taken(self, sender: str, message: messages.NameTaken) -> None:
         if message.actor in self._naming:
@@ -159,9 +152,9 @@ class Actors:
         """Somebody has its name already."""
         self.books.pop(actor_id, None)
         self._detached.discard(actor_id)
-        record = self._records.pop(int(actor_id.rsplit(":", 1)[1]), None)
+        record = self._objects.book.call(int(actor_id.rsplit(":", 1)[1]))
         if record is not None:
-            self._calls.fill(record, (Value(codec.pack(None).data),))
+            self._calls.end(record, [Value(codec.NONE)])
 
     def _handle(self, actor_id: str, info: ActorInfo, is_detached: bool) -> ActorHandle:
         if is_detached:
@@ -222,54 +215,69 @@ class Actors:
     ) -> Any:
         if handle._info.max_pending_calls > 0:
             self._check_pending(handle)
-        data = codec.pack_scalars(args) if options == PLAIN_CALL and not kwargs else None
+        is_plain, label, deps = options == PLAIN_CALL, options.name, None
+        more = None if is_plain else self._more(handle._info, method, options)
+        data = codec.pack_scalars(args) if more is None and not kwargs else None
+        refs: tuple[ObjectRef | None, ...] = (handle._creation,)
         if data is not None:
-            self._lock.take()
-            try:
-                actor = self.books.get(handle._actor_id)
-                if actor is not None and actor.worker is not None and not actor.queue:
-                    return self._submit_plain_call(handle, actor, method, data)
-            finally:
-                self._lock.release()
-        actor_id, info, creation = handle._actor_id, handle._info, handle._creation
-        num_returns = options.num_returns
+            run = messages.Run(0, "", method, data)
+        else:
+            what = label or f"{handle._info.class_name}.{method}"
+            run, deps, held = self._calls.make(args, kwargs, what, "", method, more)
+            refs += tuple(held)
+        objects, calls = self._objects, self._calls
+        self._lock.take()
+        try:
+            if not self._loop.is_open:
+                self._link.check_open()
+            actor = self.books.get(handle._actor_id) or self._book(handle)
+            if objects.dropped:  # large values that went are room for the next ones
+                objects.collect()
+            name = label or actor.names.get(method, "")
+            if not name:
+                name = actor.names[method] = f"{actor.class_name}.{method}"
+            id = run.task = next(objects.ids)
+            # (The number of retries is None or 0 but for few.)
+            record = TaskRecord(id, run, None, name, (id,), refs, actor, options.max_task_retries or 0)
+            objects.book.entries[id] = Entry(id, 1, record)
+            calls.num_open += 1
+            out: Any = ObjectRef(self._link.client_id, id, objects.drop, id)
+            if not is_plain:
+                names, window = options.retry_exceptions, options.generator_backpressure
+                exceptions = names if isinstance(names, bool) else frozenset(names)
+                out = calls.specialize(
+                    record, out, options.num_returns, exceptions, options.timeout_s, window
+                )
+            if deps:
+                calls.resolve(record, deps)
+            lease = actor.lease
+            if data is not None and lease is not None and not actor.queue:  # as it is for most
+                record.lease, lease.in_flight[id] = lease, record
+                self._transport.post(lease.worker, run)
+            elif actor.gone is not None:
+                if record.is_open:
+                    calls.fail(record, actor.gone)
+            else:
+                actor.queued(record)
+                calls.dispatch(actor)
+            self._loop.send_soon(calls.num_open)
+            return out
+        finally:
+            self._lock.release()
+
+    @staticmethod
+    def _more(info: ActorInfo, method: str, options: CallOptions) -> messages.More | None:
+        group, num_returns = options.concurrency_group, options.num_returns
         name = options.name or f"{info.class_name}.{method}"
         if options.retry_exceptions:
             check_retries(name, info.exactly_once)
-        retries, group = options.max_task_retries, options.concurrency_group  # None or 0 and "" but for few
         if group != TERMINATE:
             check_group(name, group, info.groups)
         # (A stream is not numbered: after a restart it goes on behind the values that its owner has.)
-        is_exactly_once = bool(retries) and info.exactly_once and num_returns >= 0
-        more = None
-        if is_exactly_once or group or options.name:
-            more = messages.More(label=options.name, group=group)
-        message, deps, refs = self._calls.make(args, kwargs, name, num_returns, "", method, more)
-        if creation is not None:
-            refs.append(creation)
-        with self._lock:
-            self._link.check_open()
-            actor = self.books.get(actor_id) or self._book(handle)
-            record, out = self._calls.record(message, None, name, num_returns, refs)
-            record.target, record.route = actor_id, self
-            if retries:
-                record.retries_left = retries
-            if options.retry_exceptions:
-                classes = options.retry_exceptions
-                record.history = History(classes if isinstance(classes, bool) else frozenset(classes))
-            if options.timeout_s is not None:
-                self._cancels.add_deadline(record, options.timeout_s)
-            if num_returns < 0:
-                out = self._streams.open(record, out, num_returns, options.generator_backpressure)
-            if deps:
-                self._calls.resolve(record, deps)
-            if actor.gone is not None:
-                if record.id in self._records:
-                    self._calls.fail(record, actor.gone)
-                return out
-            self._send(actor, actor.queued(record, is_exactly_once))
-            self._loop.send_soon(len(self._records))
-        return out
+        seq = -1 if options.max_task_retries and info.exactly_once and num_returns >= 0 else 0
+        if not (seq or group or options.name or num_returns not in (0, 1)):
+            return None
+        return messages.More(num_returns or 1, label=options.name, group=group, seq=seq)
 
     def _check_pending(self, handle: ActorHandle) -> None:
         info = handle._info
@@ -280,37 +288,6 @@ class Actors:
                     f"actor {info.class_name} has {info.max_pending_calls} calls of this process to finish "
                     "(max_pending_calls): get or wait for some of their results first"
                 )
-
-    def _submit_plain_call(
-        self, handle: ActorHandle, actor: ActorCalls, method: str, data: bytes
-    ) -> ObjectRef:
-        """The short way of a call with small plain arguments to an actor whose queue is empty (lock held)."""
-        if not self._loop.is_open:
-            self._link.check_open()
-        objects = self._objects
-        if objects.dropped:  # large values that went are room for the next ones
-            objects.collect()
-        id = next(objects.ids)
-        name = actor.names.get(method)
-        if name is None:
-            name = actor.names[method] = f"{actor.class_name}.{method}"
-        record = self._records[id] = TaskRecord(
-            id,
-            messages.Run(id, "", method, data),
-            None,
-            name,
-            (id,),
-            (handle._creation,),
-            self,
-            0,
-            handle._actor_id,
-        )
-        objects.book.entries[id] = Entry(id)
-        actor.in_flight[id] = record
-        assert actor.worker is not None
-        self._transport.post(actor.worker, record.message)
-        self._loop.send_soon(len(self._records))
-        return ObjectRef(self._link.client_id, id, objects.drop, id)
 
     # ---------------------------------------------------------------- calls on their way (lock held)
 
@@ -325,24 +302,12 @@ class Actors:
 
     def _open_book(self, handle: ActorHandle) -> ActorCalls:
         actor_id, creation = handle._actor_id, handle._creation
-        actor = self.books[actor_id] = ActorCalls(handle._info.class_name, self._records)
+        actor = self.books[actor_id] = ActorCalls(actor_id, handle._info.class_name)
         if creation is None:
             self._detached.add(actor_id)
         elif creation.owner != self._link.client_id:
             self._watch_handles((creation.owner, creation.id), actor_id)
         return actor
-
-    def _send(self, actor: ActorCalls, records: Iterable[TaskRecord]) -> None:
-        for record in records:
-            self._records[record.id] = record  # a creation that is sent again had left the books
-            assert actor.worker is not None
-            self._calls.introduce(actor.worker, actor.known_code, record)
-            self._transport.post(actor.worker, record.message)
-
-    def _advance(self, actor_id: str) -> None:
-        actor = self.books.get(actor_id)
-        if actor is not None and actor.queue:
-            self._send(actor, actor.advance())
 
     def _fail_all(self, fails: list[Fail]) -> None:
         for fail in fails:
@@ -354,8 +319,20 @@ class Actors:
     def _on_placed(self, sender: str, message: messages.Placed) -> None:
         actor = self.books.get(message.actor)
         if actor is not None:
-            self._send(actor, actor.placed(message.worker, message.incarnation))
+            if actor.placed(message.worker, message.incarnation):
+                self._create_again(actor)
+            self._calls.dispatch(actor)
             self._loop.notify()
+
+    def _create_again(self, actor: ActorCalls) -> None:
+        """Its constructor goes ahead of what waits: a call of its own, whose result nobody gets."""
+        assert actor.creation is not None
+        id, run = next(self._objects.ids), actor.creation.message
+        again = msgspec.structs.replace(
+            actor.creation, id=id, ids=(id,), message=msgspec.structs.replace(run, task=id)
+        )
+        self._calls.open(again)
+        actor.queue.appendleft(again)
 
     def _on_restarting(self, sender: str, message: messages.ActorRestarting) -> None:
         actor = self.books.get(message.actor)
@@ -391,14 +368,15 @@ class Actors:
             is_own and (is_death or not was_made) and not any(each and each.num_refs for each in waited_for)
         )
 
-    def _on_unreachable(self, creation: int, actor_id: str) -> None:
+    def _on_unreachable(self, actor_id: str) -> None:
         """No handle of an actor that this process made is left anywhere, nor a call: it may go."""
         actor = self.books.pop(actor_id, None)
-        if actor is not None:
-            self._records.pop(creation, None)  # one that was under way again
-            if actor.gone is None:
-                self._transport.post(NODE, messages.EndActor(actor_id, "its last handle is gone", False))
-                self._remove_checkpoint(actor_id)
+        if actor is not None and actor.gone is None:
+            reason = "its last handle is gone"
+            for fail in actor.ended(ErrorInfo("ActorDied", f"actor {actor.class_name} is gone: {reason}")):
+                self._calls.end(fail.record, [Value(codec.NONE)])  # its creation, which was under way again
+            self._transport.post(NODE, messages.EndActor(actor_id, reason, False))
+            self._remove_checkpoint(actor_id)
 
     def _watch_handles(self, creation: Key, actor_id: str) -> None:
         """When no handle of another process's actor is left here, nor a call, its book goes. (The numbers of
@@ -406,10 +384,12 @@ class Actors:
 
         def forget() -> None:
             actor = self.books.get(actor_id)
-            if actor is not None and (actor.last_seq or actor.queue or actor.in_flight):
+            if actor is not None and (actor.last_seq or actor.calls()):
                 self._objects.at_end(creation, forget)
             elif actor is not None:
                 del self.books[actor_id]
+                if actor.gone is None:  # for what would run again there
+                    actor.ended(ErrorInfo("ActorDied", f"no handle of actor {actor.class_name} is left here"))
 
         self._objects.at_end(creation, forget)
 
@@ -425,84 +405,20 @@ class Actors:
         actor = self.books.get(actor_id)
         if actor is None or ref.owner != self._link.client_id:
             return None
-        calls = (*actor.in_flight.values(), *actor.queue)
-        return next((record.name for record in calls if ref.id in record.ids), None)
+        return next((record.name for record in actor.calls() if ref.id in record.ids), None)
 
-    # ---------------------------------------------------------------- the route of their calls (lock held)
-
-    def sent_to(self, record: TaskRecord) -> str | None:
-        actor = self.books.get(record.target)
-        return actor.worker if actor is not None and record.id in actor.in_flight else None
-
-    def in_flight(self, record: TaskRecord, worker: str) -> dict[int, TaskRecord] | None:
-        actor = self.books.get(record.target)
-        return actor.in_flight if actor is not None and actor.worker == worker and not actor.queue else None
-
-    def resolved(self, record: TaskRecord) -> None:
-        self._advance(record.target)
-
-    def finished(self, record: TaskRecord, worker: str, values: Sequence[Value]) -> Sequence[Value]:
-        actor = self.books[record.target]
-        if record.message.creation is not None and values[0].error is not None:
-            error = values[0].error
-            # No restart: what the constructor raised once it would raise again.
-            del actor.in_flight[record.id]
-            return (Value(error=self._not_made(record, error)),)
-        if actor.queue:
-            self._send(actor, actor.replied(record.id))
-        else:
-            actor.in_flight.pop(record.id, None)
-        return values
-
-    def _not_made(self, record: TaskRecord, error: ErrorInfo) -> ErrorInfo:
+    def not_made(self, record: TaskRecord, error: ErrorInfo) -> ErrorInfo:
         """Its constructor raised, or an argument of it failed: the error of every call."""
         text = f"actor {record.name} could not be created: {error.message}"
-        gone = ErrorInfo("ActorDied", text, error.exception)
-        self._transport.post(NODE, messages.EndActor(record.target, gone.message, True))
-        self._on_gone(record.target, gone, was_made=False)
+        gone, actor_id = ErrorInfo("ActorDied", text, error.exception), record.queue.actor_id
+        self._transport.post(NODE, messages.EndActor(actor_id, gone.message, True))
+        self._on_gone(actor_id, gone, was_made=False)
         return gone
-
-    def again(self, record: TaskRecord) -> None:
-        actor = self.books[record.target]
-        self._send(actor, actor.again(record))
-
-    def rebuild(self, record: TaskRecord) -> None:
-        actor = self.books.get(record.target)
-        if actor is None or actor.gone is not None:
-            gone = ErrorInfo("ActorDied", f"the actor that made it ({record.name}) is gone")
-            self._calls.fail(record, gone if actor is None or actor.gone is None else actor.gone)
-        else:
-            self._send(actor, actor.queued(record, False))
-
-    def failed(self, record: TaskRecord) -> None:
-        actor = self.books.get(record.target)
-        if actor is not None:
-            actor.in_flight.pop(record.id, None)
-
-    def fail_unsent(self, record: TaskRecord, error: ErrorInfo) -> None:
-        if record.message.creation is not None:
-            self._not_made(record, error)
-        else:
-            self._calls.fail(record, error)  # (a queued call that has left the books is passed over)
-            self._advance(record.target)
-
-    def waits_for(self, record: TaskRecord) -> tuple[str, TaskRecord]:
-        actor = self.books.get(record.target)
-        if actor is None:
-            return "", record
-        is_queued = actor.queue and record.id not in actor.in_flight
-        return actor.worker or "", actor.queue[0] if is_queued else record
-
-    def why_waiting(self, record: TaskRecord) -> str:
-        actor = self.books.get(record.target)
-        if actor is None or actor.worker is not None:
-            return f"which is with worker {None if actor is None else actor.worker}"
-        return "whose actor starts again" if actor.incarnation else "whose actor waits for its resources"
 
 
 def _template(record: TaskRecord) -> TaskRecord:
     """What it takes to create the actor again; holds the refs among the arguments."""
-    return msgspec.structs.replace(record, retries_left=0, waits=0, is_suspect=False, history=None)
+    return msgspec.structs.replace(record, waits=0)
 
 
 def _inline(name: str, args: tuple, kwargs: dict) -> bytes:

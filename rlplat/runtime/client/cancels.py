@@ -21,8 +21,8 @@ from collections.abc import Iterable
 
 from rlplat.runtime.client.calls import Calls
 from rlplat.runtime.client.objects import Objects
-from rlplat.runtime.core.owner.deadlines import Pending, Stopping
-from rlplat.runtime.core.owner.lanes import TaskRecord
+from rlplat.runtime.core.owner.deadlines import Stopping
+from rlplat.runtime.core.owner.lanes import Lane, TaskRecord
 from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.refs import ObjectRef
@@ -38,9 +38,9 @@ class Cancels:
     def __init__(self, link: Link, objects: Objects, calls: Calls) -> None:
         self._link, self._loop, self._transport = link, link.loop, link.transport
         self._objects, self._calls, self._clock = objects, calls, link.clock
-        self._pending = Pending()
+        self._pending = calls.pending
         link.on(messages.CancelObject, lambda _, m: self._cancel(m.id, m.force, m.recursive))
-        link.chore(lambda: self._tick(self._clock()), self._due_s)
+        link.chore(self._look, self._due_s)
 
     # ---------------------------------------------------------------- what users do
 
@@ -50,24 +50,21 @@ class Cancels:
             self._link.check_open()
             if ref.owner == self._link.client_id:
                 record = self._find(ref.id)
-                if force and record is not None and record.route.kind == "call":
+                if force and record is not None and record.queue.kind == "call":
                     raise ValueError(
                         "force=True is for tasks; an actor's process is ended by rlplat.kill(actor)"
                     )
                 self._cancel(ref.id, force, recursive)
             elif ref.owner not in self._objects.dead:
                 self._transport.post(ref.owner, messages.CancelObject(ref.id, force, recursive))
+            self._calls.go_on()
             self._loop.send_now()
             self._loop.notify()
 
     def _find(self, id: int) -> TaskRecord | None:
         """The unfinished call that is to make this object."""
-        tasks, entry = self._calls.records, self._objects.book.find(id)
-        if entry is None or entry.value is not None:
-            return None
-        record = tasks.get(id)
-        if record is None:
-            record = next((each for each in tasks.values() if id in each.ids), None)
+        entry = self._objects.book.find(id)
+        record: TaskRecord | None = None if entry is None or entry.value is not None else entry.call
         return None if record is None or record.message.creation is not None else record
 
     def _cancel(self, id: int, force: bool, recursive: bool) -> None:
@@ -76,55 +73,45 @@ class Cancels:
             self.stop(record, force, recursive)
 
     def stop(self, record: TaskRecord, force: bool, recursive: bool) -> None:
-        kind = record.route.kind
+        kind = record.queue.kind
         error = ErrorInfo("TaskCancelled", f"{kind} {record.name} was cancelled by rlplat.cancel")
         force = force and kind == "task"
         grace_s = None if kind == "call" else 0.0 if force else CANCEL_GRACE_S
         self._stop(record, error, grace_s, recursive, is_asked=not force)
 
-    def add_deadline(self, record: TaskRecord, timeout_s: float) -> None:
-        self._pending.forget_finished(self._calls.records)
-        if self._pending.add_deadline(record.id, self._clock() + timeout_s, timeout_s):
-            self._loop.wake()
-
-    def close_generators(self, tasks: Iterable[int]) -> None:
+    def close_generators(self, records: Iterable[TaskRecord]) -> None:
         """Nobody reads what these calls yield: they end at their next value, or with their worker."""
-        for task in tasks:
-            record = self._calls.records.get(task)
-            if record is None:
-                continue
-            worker = record.route.sent_to(record)
-            error = ErrorInfo("TaskCancelled", f"nobody reads {record.name} any more")
+        for record in records:
+            worker, error = record.worker, ErrorInfo("TaskCancelled", f"nobody reads {record.name} any more")
             if worker is None:
-                record.route.fail_unsent(record, error)
+                self._calls.fail_unsent(record, error)
                 continue
             record.retries_left = 0
             # (One that is being cancelled has its time limit already.)
-            self._pending.stopping.setdefault(task, Stopping(record, worker, error, kill_at=None))
-            self._transport.post(worker, messages.CancelTask(task, False, is_close=True))
-        self._tick(self._clock())
-        self._loop.send_now()
+            self._pending.stopping.setdefault(record.id, Stopping(record, worker, error, kill_at=None))
+            self._transport.post(worker, messages.CancelTask(record.id, False, is_close=True))
+        self._look()
 
     # ---------------------------------------------------------------- how calls end
 
     def _stop(
         self, record: TaskRecord, error: ErrorInfo, grace_s: float | None, recursive: bool, is_asked: bool
     ) -> None:
-        worker = record.route.sent_to(record)
+        worker = record.worker
         if worker is None:
-            record.route.fail_unsent(record, error)
+            self._calls.fail_unsent(record, error)
             return
         record.retries_left = 0
         kill_at = None if grace_s is None else self._clock() + grace_s
         self._pending.stopping[record.id] = Stopping(record, worker, error, kill_at)
         if is_asked:
             self._transport.post(worker, messages.CancelTask(record.id, recursive))
-        self._tick(self._clock())
+        self._tick()
         self._loop.wake()
 
     def _expire(self, record: TaskRecord, timeout_s: float) -> None:
         """Its deadline has passed: the ref fails now, the call is ended behind its back."""
-        worker = record.route.sent_to(record)
+        worker = record.worker
         where = "it had not been sent to a worker" if worker is None else f"it was with worker {worker}"
         error = ErrorInfo(
             "DeadlineExceeded",
@@ -133,9 +120,6 @@ class Cancels:
         if worker is not None:
             for id in record.ids:
                 self._objects.fill(id, Value(error=error))
-                entry = self._objects.book.find(id)
-                if entry is not None:
-                    entry.callbacks = []  # no short way for a result that comes too late: see Calls._on_done
         self._stop(record, error, DEADLINE_GRACE_S, recursive=True, is_asked=True)
 
     # ---------------------------------------------------------------- time and deaths
@@ -144,37 +128,23 @@ class Cancels:
         at = self._pending.next_at()
         return NEVER if at is None else at - self._clock()
 
-    def _tick(self, now: float) -> None:
-        tasks = self._calls.records
-        for task, timeout_s in self._pending.due_deadlines(now):
-            record = tasks.get(task)
+    def _look(self) -> None:
+        self._tick()
+        self._calls.go_on()
+
+    def _tick(self) -> None:
+        now, pending = self._clock(), self._pending
+        for task, timeout_s in pending.due_deadlines(now):
+            record = self._objects.book.call(task)
             if record is not None:
                 self._expire(record, timeout_s)
-        for stopping in self._pending.due_kills(now):
+        for stopping in pending.due_kills(now):
             record = stopping.record
-            if tasks.get(record.id) is record and record.route.sent_to(record) == stopping.worker:
-                if record.route.lane is not None:
-                    record.route.lane.doom(stopping.worker)
+            if record.is_open and record.worker == stopping.worker:
+                if isinstance(record.queue, Lane):
+                    record.queue.doom(stopping.worker)
                 reason = f"was killed to end {record.name} ({stopping.error.message})"
                 self._transport.post(NODE, messages.KillWorker(stopping.worker, reason))
                 self._transport.flush()
-        stopping_now = self._pending.stopping
-        if stopping_now:
-            for id in [id for id, each in stopping_now.items() if tasks.get(id) is not each.record]:
-                del stopping_now[id]
-
-    def on_gave_back(self, ids: list[int]) -> None:
-        """Tasks have come back unbegun, and wait in their lanes."""
-        for id in ids:
-            stopping = self._pending.stopping.pop(id, None)
-            if stopping is not None and id in self._calls.records:
-                stopping.record.route.fail_unsent(stopping.record, stopping.error)
-
-    def on_worker_died(self, worker: str) -> None:
-        """Ahead of what its death means for others."""
-        for stopping in self._pending.with_worker(worker):
-            record = stopping.record
-            is_open = self._calls.records.get(record.id) is record
-            # (What becomes of an actor's calls is said by the node's news of the actor.)
-            if is_open and record.route.kind == "task" and record.route.sent_to(record) == worker:
-                self._calls.fail(record, stopping.error)
+        for id in [id for id, each in pending.stopping.items() if not each.record.is_open]:
+            del pending.stopping[id]

@@ -1,8 +1,8 @@
 """How a process takes part in the cluster: its parts, and what it hears from the node. The driver and every worker
 have one.
 
-The parts each keep a book of their own: `calls` of what is under way, `tasks` of leased workers, `actors` of those that
-this process calls, `objects` of what it owns and borrows, `questions` of what it asked the node. Each is given those
+The parts each keep a book of their own: `calls` of what is under way and of leased workers, `actors` of those that this
+process calls, `objects` of what it owns and borrows, `questions` of what it asked the node. Each is given those
 parts that it needs; the `link` sends and receives for all of them.
 """
 
@@ -23,7 +23,6 @@ from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.client.questions import Questions
 from rlplat.runtime.client.reading import Reader
 from rlplat.runtime.client.streams import Streams
-from rlplat.runtime.client.tasks import Tasks
 from rlplat.runtime.core.resources import Growing
 from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link
@@ -48,25 +47,17 @@ class Client:
         self.objects = Objects(link)
         self.waiters = Waiters(link, on_await_cancelled)
         self.streams = Streams(link, self.objects, self.waiters)
-        self.calls = Calls(link, self.objects, self.streams)
+        self.envs = ClientEnvs(link)
+        self.calls = Calls(
+            link, self.objects, self.streams, self.envs, lambda call, error: self.actors.not_made(call, error)
+        )
         self.reader = Reader(link, self.objects, self.calls)
         self.awaiting = Awaiting(link, self.objects, self.reader, self.waiters)
         self.cancels = Cancels(link, self.objects, self.calls)
         self.questions = Questions(link, self.objects)
-        self.envs = ClientEnvs(link)
-        self.tasks = Tasks(link, self.objects, self.calls, self.cancels, self.streams, self.envs)
-        self.actors = Actors(
-            link,
-            self.objects,
-            self.reader,
-            self.calls,
-            self.cancels,
-            self.streams,
-            self.questions,
-            self.envs,
-        )
+        self.actors = Actors(link, self.objects, self.reader, self.calls, self.questions, self.envs)
         # The verbs of the parts, bound here: a call less on the way of each task.
-        self.submitter, self.submit_call = self.tasks.submitter, self.actors.submit_call
+        self.submitter, self.submit_call = self.calls.submitter, self.actors.submit_call
         self.get, self.wait = self.reader.get, self.reader.wait
         self.create_actor, self.kill, self.on_death = (
             self.actors.create,
@@ -83,7 +74,7 @@ class Client:
         self.cancel, self.adopt = self.cancels.cancel, self.objects.adopt
         link.on(messages.Farewell, lambda sender, _: link.transport.post(sender, messages.FarewellHeard()))
         link.on(messages.Welcome, self._on_welcome)
-        link.on(messages.Grown, lambda _, message: self.tasks.cluster_has(Growing(message.total)))
+        link.on(messages.Grown, lambda _, message: self.calls.cluster_has(Growing(message.total)))
         link.on(messages.WorkerDied, self._on_worker_died)
         link.on(messages.Inspect, lambda sender, m: report.answer(self, sender, m))
         link.chore(
@@ -151,8 +142,7 @@ class Client:
         if worker in self.objects.dead:
             return
         self.objects.peer_died(worker, reason)
-        self.cancels.on_worker_died(worker)
-        self.tasks.on_worker_died(worker, reason, message.kind)
+        self.calls.on_worker_died(worker, reason, message.kind)
         self.link.loop.notify()
 
     # ---------------------------------------------------------------- the end

@@ -104,7 +104,7 @@ class Reader:
         """What the verb waits for, in words."""
         waiting = [ref for ref, holder in zip(refs, holders, strict=True) if holder.value is None]
         ref = waiting[0]
-        record = self._calls.records.get(ref.id) if ref.owner == self._link.client_id else None
+        record = self._objects.book.call(ref.id) if ref.owner == self._link.client_id else None
         if ref.owner != self._link.client_id:
             why = f"{ref!r}, which {ref.owner} owns"
         elif record is None:
@@ -112,7 +112,7 @@ class Reader:
         elif record.waits:
             why = f"{record.name}, which waits for {record.waits} of its arguments"
         else:
-            why = f"{record.name}, {record.route.why_waiting(record)}"
+            why = f"{record.name}, {record.queue.why_waiting(record)}"
         return f"{verb} timed out after {timeout_s:g} s: {len(waiting)} of {num_refs} values are missing, first {why}"
 
     def wait(

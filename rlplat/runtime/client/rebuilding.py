@@ -42,7 +42,7 @@ class Rebuilder:
                 live = live - {id}
             elif not entry.made_by:
                 entry.made_by = record.name
-        if not live or (record.route.kind == "call" and not record.retries_left):
+        if not live or (record.queue.kind == "call" and not record.retries_left):
             return
         needs = tuple({id: None for owner, id in _keys(message) if owner == self._objects.client_id})
         num_bytes = _num_bytes(message)
@@ -50,6 +50,8 @@ class Rebuilder:
 
     def finished(self, record: TaskRecord, values: Sequence[Value]) -> Sequence[Value]:
         """A task that ran again is done; returns its values with errors in the right words."""
+        if record.id not in self.under_way:
+            return values
         self.under_way.discard(record.id)
         out = []
         for id, value in zip(record.ids, values, strict=True):
@@ -123,7 +125,8 @@ class Rebuilder:
                     waits=0,
                     is_suspect=not recipe.retries_left,
                     retries_left=recipe.retries_left,
-                    target="" if record.route.kind == "task" else record.target,
+                    lease=None,
+                    is_open=True,
                 ),
                 deps,
             )

@@ -11,10 +11,9 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
-from rlplat.runtime.core.owner.route import Route
 from rlplat.runtime.link.answers import reply, stacks
 from rlplat.runtime.wire.messages import Inspect, Report
 
@@ -32,31 +31,20 @@ def answer(client: Any, sender: str, message: Inspect) -> None:
 
 def _tasks(client: Any, limit: int) -> Report:
     """Records of the calls that this process has submitted, and what waits in its own queue as a worker."""
+    calls = client.objects.book.calls()
     sent: dict[str, list[Any]] = {}
-    for lane in client.tasks.lanes():
-        for lease in (*lane.leases.values(), *lane.doomed.values()):
-            sent.setdefault(lease.worker, []).extend(lease.in_flight.values())
-    for actor in _actor_books(client).values():
-        if actor.worker is not None and actor.in_flight:
-            sent.setdefault(actor.worker, []).extend(actor.in_flight.values())
-
-    # A million records are counted by loops in C: a few tenths of a second.
-    counts: Counter[tuple[str, int, Any]] = Counter(
-        map(attrgetter("name", "waits", "route"), client.calls.records.values())
-    )
-    counts.subtract(
-        (record.name, record.waits, record.route) for records in sent.values() for record in records
-    )
     waiting: Counter[tuple[str, str, str]] = Counter()
-    for (name, waits, route), count in counts.items():
-        if count > 0:
-            waiting[_state(waits, route), name, route.kind] += count
+    for record in calls:
+        if record.lease is not None:
+            sent.setdefault(record.lease.worker, []).append(record)
+        else:
+            waiting[_state(record), record.name, record.queue.kind] += 1
 
     rows = []
     for worker, records in sent.items():
         for position, record in enumerate(records[:limit]):
             rows.append(_task_row(client, record, "sent", worker) | {"position": position})
-    rows += _waiting_rows(client, waiting, {r.id for records in sent.values() for r in records}, limit)
+    rows += _waiting_rows(client, calls, waiting, limit)
     totals = {
         "waiting": [[state, name, kind, count] for (state, name, kind), count in waiting.items()],
         "sent": {worker: _runs(records) for worker, records in sent.items()},
@@ -67,14 +55,14 @@ def _tasks(client: Any, limit: int) -> Report:
     return Report(0, rows, totals)
 
 
-def _state(waits: int, route: Route) -> str:
-    if waits:
+def _state(record: Any) -> str:
+    if record.waits:
         return "waiting-args"
-    return "waiting-actor" if route.kind == "call" else "waiting-worker"
+    return "waiting-actor" if record.queue.kind == "call" else "waiting-worker"
 
 
 def _waiting_rows(
-    client: Any, waiting: Counter[tuple[str, str, str]], sent: set[int], limit: int
+    client: Any, calls: list[Any], waiting: Counter[tuple[str, str, str]], limit: int
 ) -> list[Any]:
     """At most `limit` rows of each state."""
     room: Counter[str] = Counter()
@@ -83,11 +71,11 @@ def _waiting_rows(
     room = Counter({state: min(limit, count) for state, count in room.items()})
     rows: list[Any] = []
     left = room.total()
-    for record in client.calls.records.values():
+    for record in calls:
         if not left:
             break
-        state = _state(record.waits, record.route)
-        if room[state] and record.id not in sent:
+        state = _state(record)
+        if room[state] and record.lease is None:
             room[state] -= 1
             left -= 1
             rows.append(_task_row(client, record, state, ""))
@@ -98,14 +86,14 @@ def _task_row(client: Any, record: Any, state: str, worker: str) -> dict[str, An
     return {
         "task": f"{client.client_id}:{record.id}",
         "name": record.name + (".__init__" if record.message.creation is not None else ""),
-        "kind": record.route.kind,
+        "kind": record.queue.kind,
         "state": state,
         "worker": worker,
-        "actor": record.target if record.route.kind == "call" else "",
+        "actor": record.queue.actor_id if record.queue.kind == "call" else "",
         "owner": client.client_id,
         "waits": record.waits,
         "retries_left": record.retries_left,
-        "resources": {} if record.route.lane is None else dict(record.route.lane.shape.demand),
+        "resources": {} if record.queue.shape is None else dict(record.queue.shape.demand),
     }
 
 
@@ -120,13 +108,8 @@ def _runs(records: list[Any]) -> list[list[Any]]:
         elif len(runs) > _MAX_RUNS:
             runs[-1][2] += 1
         else:
-            runs.append([record.name, record.route.kind, 1])
+            runs.append([record.name, record.queue.kind, 1])
     return runs
-
-
-def _actor_books(client: Any) -> dict[str, Any]:
-    books: dict[str, Any] = client.actors.books
-    return books
 
 
 def _finished(spans: list[tuple[str, float, float]]) -> dict[str, list[float]]:
@@ -179,15 +162,14 @@ class _Makers:
     """What made an object, as far as it is known: (task, actor or "put"; call site)."""
 
     def __init__(self, client: Any) -> None:
-        self._tasks, self._actors, self._me = client.calls.records, _actor_books(client), client.client_id
+        self._actors, self._me = client.actors.books, client.client_id
         self._sites = getattr(client, "call_sites", {})
 
     def of(self, entry: Any) -> tuple[str, str]:
         made_by, site = self._sites.get(entry.id, ("", ""))
         if not made_by:
-            record = self._tasks.get(entry.id)
-            if record is not None:
-                made_by = record.name
+            if entry.call is not None:
+                made_by = entry.call.name
             else:
                 made_by = entry.made_by or self._guess(entry)
         return made_by, site

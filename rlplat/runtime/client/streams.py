@@ -27,7 +27,6 @@ class Streams:
 
     def __init__(self, link: Link, objects: Objects, waiters: Waiters) -> None:
         self._link, self._objects, self._waiters = link, objects, waiters
-        self._open: dict[int, tuple[TaskRecord, Stream]] = {}
         self.dropped: deque[int] = deque()
         """Generators (by their tasks) that nobody reads any more, and that are to be closed: see `abandoned`."""
         self.drop = self.dropped.append
@@ -35,10 +34,9 @@ class Streams:
 
     def open(self, record: TaskRecord, ref: ObjectRef, num_returns: int, window: int) -> Any:
         """The call is in the books: what its caller gets (`ref` is that of its end)."""
-        stream = Stream(
+        stream = record.stream = Stream(
             record.id, record.name, window if num_returns == STREAMING else 0, num_returns == DYNAMIC
         )
-        self._open[record.id] = record, stream
         record.message.more.window = stream.window
         entry = self._objects.book.find(record.id)
         assert entry is not None
@@ -47,13 +45,9 @@ class Streams:
 
     def _on_item(self, sender: str, message: messages.Item) -> None:
         objects = self._objects
-        record, stream = self._open.get(message.task, (None, None))
-        if (
-            record is None
-            or stream is None
-            or sender != record.route.sent_to(record)
-            or not self._counts(record, stream, message)
-        ):
+        record = objects.book.call(message.task)
+        stream = None if record is None or sender != record.worker else record.stream
+        if stream is None or not self._counts(record, stream, message):
             objects.receive(message.value.refs, sender)
             if message.value.segment is not None:
                 objects.free_segment(message.value.segment)
@@ -73,16 +67,15 @@ class Streams:
             return False
         return stream.arrived(message.index)
 
-    def runs_again(self, task: int) -> bool:
+    def runs_again(self, record: TaskRecord) -> bool:
         """This attempt has come to its end: whether it raised, and another one is to follow."""
-        _, stream = self._open.get(task, (None, None))
-        if stream is None:
+        stream = record.stream
+        if stream is None or stream.is_ended:
             return False
         failed, stream.is_failing = stream.is_failing, False
-        return failed
+        return bool(failed)
 
     def _on_ended(self, stream: Stream, value: Value) -> None:
-        self._open.pop(stream.task, None)
         stream.ended(value.error is not None)
         self._wake(stream)
 
@@ -91,22 +84,24 @@ class Streams:
         for wake in wakes:
             wake(None)
 
-    def finish(self, task: int, values: Sequence[Value]) -> tuple[Sequence[Value], list[ObjectRef] | None]:
+    def finish(
+        self, record: TaskRecord, values: Sequence[Value]
+    ) -> tuple[Sequence[Value], list[ObjectRef] | None]:
         """The value of a dynamic call that has ended well is the list of its refs: (values, refs inside)."""
-        _, stream = self._open.get(task, (None, None))
+        stream = record.stream
         if stream is None or not stream.is_dynamic or values[0].error is not None:
             return values, None
         packed = codec.pack(DynamicRefs(list(stream.ready)))
         stream.ready.clear()
         return [Value(packed.data, None, [(ref.owner, ref.id) for ref in packed.refs])], packed.refs
 
-    def abandoned(self) -> Iterator[int]:
+    def abandoned(self) -> Iterator[TaskRecord]:
         """The calls of generators that nobody reads any more."""
         while self.dropped:
-            _, stream = self._open.pop(self.dropped.popleft(), (None, None))
-            if stream is not None:
-                stream.ended(False)
-                yield stream.task
+            record = self._objects.book.call(self.dropped.popleft())
+            if record is not None and not record.stream.is_ended:
+                record.stream.ended(False)
+                yield record
 
     # ---------------------------------------------------------------- consumers (without the lock)
 
@@ -142,9 +137,8 @@ class Streams:
         if not stream.ready:
             return completed if stream.take_failure() else None
         ref, num_to_tell = stream.take()
-        record, _ = self._open.get(stream.task, (None, None))
-        worker = record.route.sent_to(record) if record is not None and num_to_tell else None
-        if worker:
-            self._link.transport.post(worker, messages.ItemsTaken(stream.task, num_to_tell))
+        record = self._objects.book.call(stream.task) if num_to_tell else None
+        if record is not None and record.worker:
+            self._link.transport.post(record.worker, messages.ItemsTaken(stream.task, num_to_tell))
             self._link.loop.send_now()
         return ref

@@ -210,7 +210,7 @@ class Worker(Client):
             if lending.waits and executor.runner is None:
                 with self._lock:
                     lending.call_ended()
-            if self.calls.records:
+            if self.calls.num_open:
                 self._first_child = next(self.objects.ids)
 
     def _count_call(self, message: Any) -> None:
@@ -313,7 +313,7 @@ class Worker(Client):
         elif not self._is_actor:
             self.interrupts.interrupt(key)
             if message.recursive and self._running.key == key:
-                for record in [each for each in self.calls.records.values() if each.id > self._first_child]:
+                for record in [each for each in self.objects.book.calls() if each.id > self._first_child]:
                     self.cancels.stop(record, force=False, recursive=True)
 
     def _on_await_cancelled(self, ref: ObjectRef) -> None:

@@ -197,7 +197,8 @@ def check_book(book: Book) -> None:
     for id, entry in book.entries.items():
         assert entry.id == id
         assert entry.num_refs >= 0
-        assert entry.num_refs or entry.borrowers or entry.value is None, f"object {id} is needed by nobody"
+        is_needed = entry.num_refs or entry.borrowers or entry.value is None or entry.call is not None
+        assert is_needed, f"object {id} is needed by nobody"
 
 
 def check_lineage(lineage: Lineage) -> None:
@@ -211,8 +212,9 @@ def check_lineage(lineage: Lineage) -> None:
 
 def check_calls(calls: ActorCalls) -> None:
     assert calls.worker is None or calls.gone is None
-    assert calls.gone is None or not (calls.queue or calls.in_flight)
-    assert calls.worker is not None or not calls.in_flight, "calls are running to nowhere"
-    numbers = [seq_of(record) for record in (*calls.in_flight.values(), *calls.queue) if seq_of(record)]
+    in_flight = [] if calls.lease is None else list(calls.lease.in_flight.values())
+    assert calls.gone is None or not (calls.queue or in_flight)
+    assert all(record.lease is calls.lease for record in in_flight), "calls are running to nowhere"
+    numbers = [seq_of(record) for record in (*in_flight, *calls.queue) if seq_of(record)]
     assert numbers == sorted(numbers), "calls have overtaken each other"
-    assert sum(map(bool, map(seq_of, calls.in_flight.values()))) <= WINDOW
+    assert sum(map(bool, map(seq_of, in_flight))) <= WINDOW

@@ -15,11 +15,9 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
-from copy import copy
 from dataclasses import dataclass
 
-from rlplat.runtime.core.owner.lanes import TaskRecord
+from rlplat.runtime.core.owner.lanes import Lease, TaskRecord
 from rlplat.runtime.wire.values import ErrorInfo
 
 WINDOW = 1000
@@ -34,100 +32,104 @@ class Fail:
 
 
 class ActorCalls:
-    """Events are methods: those that let calls go return the records to send now, in order; the others what to fail."""
+    kind, shape = "call", None
 
-    def __init__(self, class_name: str, open_calls: Container[int]) -> None:
-        self.class_name = class_name
-        self.worker: str | None = None
-        """Where its present incarnation is; None while it has none."""
+    def __init__(self, actor_id: str, class_name: str) -> None:
+        self.actor_id, self.class_name = actor_id, class_name
+        self.lease: Lease | None = None
+        """Its present incarnation; None while it has none."""
         self.incarnation = 0
         self.gone: ErrorInfo | None = None
         self.queue: deque[TaskRecord] = deque()
-        self.in_flight: dict[int, TaskRecord] = {}
-        self.known_code: set[str] = set()
         self.creation: TaskRecord | None = None
         """The creator of an actor that may restart keeps what it takes to make it again."""
         self.names: dict[str, str] = {}
         """Of its methods, as messages call them."""
         self.last_seq = 0
-        self._open_calls = open_calls
-        """Calls that somebody waits for: one that failed or was cancelled meanwhile is passed over."""
+
+    @property
+    def worker(self) -> str | None:
+        return None if self.lease is None else self.lease.worker
+
+    def calls(self) -> list[TaskRecord]:
+        """All that somebody waits for: those under way, then those that were not sent."""
+        in_flight = () if self.lease is None else self.lease.in_flight.values()
+        return [record for record in (*in_flight, *self.queue) if record.is_open]
 
     def num_pending(self) -> int:
-        """Calls that somebody waits for; its creation is none."""
-        records = [*self.queue, *self.in_flight.values()]
-        return sum(each.message.creation is None and each.id in self._open_calls for each in records)
+        """Its creation is none."""
+        return sum(record.message.creation is None for record in self.calls())
 
-    # ---------------------------------------------------------------- events that let calls go
+    def why_waiting(self, record: TaskRecord) -> str:
+        if self.lease is not None:
+            return f"which is with worker {self.lease.worker}"
+        return "whose actor starts again" if self.incarnation else "whose actor waits for its resources"
 
-    def queued(self, record: TaskRecord, is_exactly_once: bool = False) -> list[TaskRecord]:
-        """A call was made."""
-        if is_exactly_once:
+    def waits_for(self, record: TaskRecord) -> tuple[str, TaskRecord]:
+        """See `Lane.waits_for`."""
+        is_queued = record.lease is None and self.queue
+        return self.worker or "", self.queue[0] if is_queued else record
+
+    # ---------------------------------------------------------------- what goes next
+
+    def queued(self, record: TaskRecord) -> None:
+        """A call was made. (One that is to take effect once has a `seq` of -1.)"""
+        if seq_of(record) < 0:
             self.last_seq += 1
             record.message.more.seq = self.last_seq
         self.queue.append(record)
-        return self.advance()
 
-    def advance(self) -> list[TaskRecord]:
-        """Arguments have come, or a place in the window is free: what can go now."""
+    def resolved(self, record: TaskRecord) -> None:
+        """The last of its arguments has come: it stands in the queue already."""
+
+    def assign(self, pace: object = None) -> list[tuple[Lease, list[TaskRecord]]]:
+        """The calls to send now, in order."""
         out: list[TaskRecord] = []
-        if self.worker is None:
-            return out
-        queue, in_flight, is_open = self.queue, self.in_flight, self._open_calls
-        while queue:
+        queue, lease = self.queue, self.lease
+        while lease is not None and queue:
             record = queue[0]
-            if record.id not in is_open:
+            if not record.is_open:
                 queue.popleft()
                 continue
             if record.waits:
                 break
             if seq_of(record):
-                if len(in_flight) >= WINDOW:
+                if len(lease.in_flight) >= WINDOW:
                     break
-                # An actor's creation may be the oldest, or a call without a number: then nothing new has been answered.
-                record.message.more.answered = max(0, seq_of(next(iter(in_flight.values()), record)) - 1)
+                # The oldest may be the creation, or a call without a number: then nothing new has been answered.
+                record.message.more.answered = max(
+                    0, seq_of(next(iter(lease.in_flight.values()), record)) - 1
+                )
             queue.popleft()
-            in_flight[record.id] = record
+            lease.add(record)
             out.append(record)
-        return out
+        return [(lease, out)] if lease is not None and out else []
 
-    def placed(self, worker: str, incarnation: int) -> list[TaskRecord]:
-        """It runs in this worker. (Its loss, if there was one before, has been told: `restarting`.)"""
+    # ---------------------------------------------------------------- news
+
+    def placed(self, worker: str, incarnation: int) -> bool:
+        """It runs in this worker. (Its loss, if there was one before, has been told: `restarting`.) Returns whether its
+        creation is to go ahead of what is queued."""
         if self.gone is not None or incarnation <= self.incarnation:
-            return []
-        self.worker, self.incarnation = worker, incarnation
-        self.known_code = set()
-        head = self.queue[0] if self.queue else None
-        if self.creation is not None and (head is None or head.message is not self.creation.message):
-            again = copy(self.creation)
-            self.in_flight[again.id] = again
-            return [again, *self.advance()]
-        return self.advance()
+            return False
+        self.lease, self.incarnation = Lease(worker), incarnation
+        is_queued = bool(self.queue) and self.queue[0].message.creation is not None
+        return self.creation is not None and not is_queued
 
-    def replied(self, id: int) -> list[TaskRecord]:
-        """The result of a call is here (or nobody waits for it any more)."""
-        self.in_flight.pop(id, None)
-        return self.advance() if self.queue else []
-
-    def again(self, record: TaskRecord) -> list[TaskRecord]:
+    def again(self, record: TaskRecord) -> None:
         """It raised, and is to run once more."""
-        self.in_flight.pop(record.id, None)
+        if record.lease is not None:
+            record.lease.remove(record)
         self.queue.appendleft(record)
-        return self.advance()
-
-    # ---------------------------------------------------------------- events that are the end of calls
 
     def restarting(self, reason: str) -> list[Fail]:
         """Its incarnation is lost; it will have another."""
-        if self.gone is not None:
+        if self.gone is not None or self.lease is None:
             return []
-        lost, self.worker = list(self.in_flight.values()), None
-        self.in_flight.clear()
         again: list[TaskRecord] = []
         failed: list[Fail] = []
-        for record in lost:
-            if record.id not in self._open_calls:
-                continue
+        for record in self.lease.in_flight.values():
+            record.lease = None
             if record.message.creation is not None:
                 again.append(record)
             elif record.retries_left == 0:
@@ -140,6 +142,7 @@ class ActorCalls:
                 if record.retries_left > 0:
                     record.retries_left -= 1
                 again.append(record)
+        self.lease = None
         self.queue.extendleft(reversed(again))
         return failed
 
@@ -147,15 +150,14 @@ class ActorCalls:
         """It is gone for good. `was_made`: False when its constructor failed, so that no call can have run."""
         if self.gone is not None:
             return []
-        self.gone, self.worker, self.creation = error, None, None
-        out = [
-            Fail(record, _with_fate(record, error, "may or may not have run" if was_made else "did not run"))
-            for record in self.in_flight.values()
-        ]
-        out += [Fail(record, _with_fate(record, error, "did not run")) for record in self.queue]
-        self.in_flight.clear()
+        out = []
+        for record in self.calls():
+            fate = "may or may not have run" if was_made and record.lease is not None else "did not run"
+            out.append(Fail(record, _with_fate(record, error, fate)))
+            record.lease = None
+        self.gone, self.lease, self.creation = error, None, None
         self.queue.clear()
-        return [fail for fail in out if fail.record.id in self._open_calls]
+        return out
 
 
 def seq_of(record: TaskRecord) -> int:

@@ -26,6 +26,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 
     id: int
     num_refs: int = 1
+    call: Any = None
+    """The `lanes.TaskRecord` that is to make it, until it has ended."""
     value: Any = None
     """`messages.Value`, or None while the task runs."""
     borrowers: dict[str | tuple[str, str], int] | None = None
@@ -67,13 +69,33 @@ class Book:
     def find(self, id: int) -> Entry | None:
         return self.entries.get(id)
 
+    def call(self, id: int) -> Any:
+        """The call that is to make this object; None when it has ended, or there is none."""
+        entry = self.entries.get(id)
+        return None if entry is None else entry.call
+
+    def calls(self) -> list[Any]:
+        """All that have not ended."""
+        return [
+            each.call for each in self.entries.values() if each.call is not None and each.call.id == each.id
+        ]
+
+    def ended(self, ids: Iterable[int]) -> None:
+        """The call that was to make these has ended."""
+        for id in ids:
+            entry = self.entries.get(id)
+            if entry is not None:
+                entry.call = None
+                if not entry.num_refs:
+                    self._settle(entry)
+
     def values(self) -> list[Entry]:
         return list(self.entries.values())
 
     def unref(self, id: int) -> None:
         entry = self.entries[id]
         entry.num_refs -= 1
-        if not entry.num_refs and entry.value is not None and not entry.borrowers:
+        if not entry.num_refs and entry.value is not None and not entry.borrowers and entry.call is None:
             del self.entries[id]  # `_settle` for the common case
             self.freed.append(entry)
 
@@ -123,7 +145,7 @@ class Book:
                 self._settle(entry)
 
     def _settle(self, entry: Entry) -> None:
-        if entry.value is not None and not entry.num_refs and not entry.borrowers:
+        if entry.value is not None and not entry.num_refs and not entry.borrowers and entry.call is None:
             del self.entries[entry.id]
             self.freed.append(entry)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,10 @@ class Pending:
         heapq.heappush(self._deadlines, (at, task, timeout_s))
         return self._deadlines[0][1] == task
 
-    def forget_finished(self, unfinished: Container[int]) -> None:
+    def forget_finished(self, call_of: Callable[[int], object]) -> None:
         """Drop the deadlines of calls that were in time, when there are many."""
         if len(self._deadlines) > self._many:
-            self._deadlines = [each for each in self._deadlines if each[1] in unfinished]
+            self._deadlines = [each for each in self._deadlines if call_of(each[1]) is not None]
             heapq.heapify(self._deadlines)
             self._many = max(1000, 2 * len(self._deadlines))
 

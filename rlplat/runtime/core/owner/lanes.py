@@ -33,6 +33,7 @@ class TaskRecord(msgspec.Struct, eq=False, gc=False):
 
     id: int
     message: Any
+    """`messages.Run`."""
     code: Any
     """The `RemoteCode` that it runs; None for a call of an actor."""
     name: str
@@ -40,21 +41,32 @@ class TaskRecord(msgspec.Struct, eq=False, gc=False):
     """Of its return values."""
     refs: Any
     """Refs among the arguments: held until the result is here."""
-    route: Any = None
-    """`route.Route`: how it finds a worker."""
+    queue: Any
+    """Where it waits until it is sent: a `Lane`, or the `ActorCalls` of its actor."""
     retries_left: int = 0
-    target: str = ""
-    """The worker it was sent to, or the actor."""
+    lease: Lease | None = None
+    """The worker that has it."""
     waits: int = 0
     """Arguments that are not there yet."""
+    is_open: bool = True
+    """False once it has a result. One that still waits in a queue is passed over there."""
     is_suspect: bool = False
     """It runs alone: it was in the company of others when their worker died, or it may run only once."""
     history: Any = None
     """`retries.History` of a task that failed before or that retries exceptions; else None."""
+    stream: Any = None
+    """`streams.Stream` of a generator's call."""
+
+    @property
+    def worker(self) -> str | None:
+        """That has it, which is where its result must come from."""
+        return None if self.lease is None else self.lease.worker
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lease:
+    """A worker that runs calls of this process: leased for tasks of one shape, or the process of an actor."""
+
     worker: str
     in_flight: dict[int, TaskRecord] = field(default_factory=dict)
     known_code: set[str] = field(default_factory=set)
@@ -62,8 +74,20 @@ class Lease:
     was_asked_back: bool = False
     idle_since: float | None = None
 
+    def add(self, record: TaskRecord) -> None:
+        record.lease = self
+        self.in_flight[record.id] = record
+
+    def remove(self, record: TaskRecord) -> None:
+        """It is done, or comes back."""
+        record.lease = None
+        self.in_flight.pop(record.id, None)
+        self.is_stalled = self.was_asked_back = False
+
 
 class Lane:
+    kind = "task"
+
     def __init__(self, shape: Shape, max_leases: int) -> None:
         self.shape = shape
         self.max_leases = max_leases
@@ -78,6 +102,25 @@ class Lane:
     def is_done(self) -> bool:
         """Nothing is queued, leased or asked for."""
         return not (self.ready or self.leases or self.doomed or self.num_requested)
+
+    def queued(self, record: TaskRecord) -> None:
+        """A task was submitted."""
+        if not record.waits:
+            self.ready.append(record)
+
+    def resolved(self, record: TaskRecord) -> None:
+        """The last of its arguments has come."""
+        self.ready.append(record)
+
+    def why_waiting(self, record: TaskRecord) -> str:
+        if record.lease is not None:
+            return f"which is with worker {record.lease.worker}"
+        return f"which waits for a worker with {dict(self.shape.demand)}"
+
+    def waits_for(self, record: TaskRecord) -> tuple[str, TaskRecord]:
+        """The worker that it is with or bound for ("": none yet), and the call whose arguments it waits for: its own,
+        or one ahead of it."""
+        return record.worker or "", record
 
     def lease_of(self, worker: str) -> Lease | None:
         return self.leases.get(worker) or self.doomed.get(worker)
@@ -113,16 +156,18 @@ class Lane:
                 continue
             room = self._ahead(pace.get(ready[0].code.key)) - len(in_flight)
             room = min(room, -(-len(ready) // (len(self.leases) - index)))
-            worker = lease.worker
             records: list[TaskRecord] = []
             while room > 0 and ready:
                 record = ready[0]
+                if not record.is_open:
+                    del ready[0]
+                    continue
                 if record.is_suspect:
                     if in_flight:
                         break
                     room = 1
                 del ready[0]
-                record.target = worker
+                record.lease = lease
                 in_flight[record.id] = record
                 records.append(record)
                 room -= 1
@@ -152,17 +197,16 @@ class Lane:
         if lease is None:
             return
         lease.known_code.discard(forgotten)
-        records = [record for id in ids if (record := lease.in_flight.pop(id, None)) is not None]
+        records = [lease.in_flight[id] for id in ids if id in lease.in_flight]
+        for record in records:
+            lease.remove(record)
         lease.is_stalled = bool(lease.in_flight)
         self.ready.extendleft(reversed(records))
 
     def again(self, record: TaskRecord) -> None:
         """It raised, and is to be tried again: behind those that wait."""
-        lease = self.lease_of(record.target)
-        if lease is not None:
-            lease.in_flight.pop(record.id, None)
-            lease.is_stalled = lease.was_asked_back = False
-        record.target = ""
+        if record.lease is not None:
+            record.lease.remove(record)
         self.ready.append(record)
 
     def lose(self, worker: str, runs_again: Callable[[TaskRecord, bool], bool]) -> list[TaskRecord]:
@@ -173,7 +217,7 @@ class Lane:
             return []
         records = list(lease.in_flight.values())
         for record in records:
-            record.target = ""  # what the dead worker may have sent last is refused from now on
+            record.lease = None  # what the dead worker may have sent last is refused from now on
         failed = [record for record in records if not is_doomed and not runs_again(record, len(records) == 1)]
         self.ready.extendleft(record for record in reversed(records) if record not in failed)
         return failed

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
+
 from rlplat.runtime.core.owner.actor_calls import WINDOW, ActorCalls
 from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.wire.messages import Creation, More, Run
@@ -19,37 +21,49 @@ class Caller:
 
     def __init__(self, *, is_creator: bool = False, may_restart: bool = False) -> None:
         self.open: dict[int, TaskRecord] = {}
-        self.actor = ActorCalls("A", self.open)
+        self.actor = ActorCalls("driver:1", "A")
         self.sent: list[int] = []
         self.failed: dict[int, str] = {}
         self._next = 1
         if is_creator:
             record = self._record(Run(1, "code", "__init__", b"", More(creation=Creation("driver:1"))))
-            self.actor.queue.append(record)
+            self.actor.queued(record)
             if may_restart:
-                self.actor.creation = TaskRecord(record.id, record.message, None, "A", (record.id,), None)
+                self.actor.creation = msgspec.structs.replace(record)
 
     def _record(self, message: Any, retries: int = 0, waits: int = 0) -> TaskRecord:
         id, self._next = self._next, self._next + 1
-        record = TaskRecord(id, message, None, f"A.f{id}", (id,), None, retries_left=retries, waits=waits)
+        record = TaskRecord(id, message, None, f"A.f{id}", (id,), None, self.actor, retries, waits=waits)
         self.open[id] = record
         return record
 
     def call(self, retries: int = 0, waits: int = 0, is_exactly_once: bool = False) -> TaskRecord:
-        record = self._record(Run(0, "", "f", b"", More() if is_exactly_once else None), retries, waits)
-        self._send(self.actor.queued(record, is_exactly_once))
+        more = More(seq=-1) if is_exactly_once else None
+        record = self._record(Run(0, "", "f", b"", more), retries, waits)
+        self.actor.queued(record)
+        self.send()
         return record
 
     def placed(self, worker: str, incarnation: int) -> None:
-        self._send(self.actor.placed(worker, incarnation))
+        if self.actor.placed(worker, incarnation):
+            again = msgspec.structs.replace(self.actor.creation, waits=0)
+            self.open[again.id] = again
+            self.actor.queue.appendleft(again)
+        self.send()
 
     def argument_came(self, record: TaskRecord) -> None:
         record.waits -= 1
-        self._send(self.actor.advance())
+        self.send()
+
+    def in_flight(self) -> dict[int, TaskRecord]:
+        return {} if self.actor.lease is None else self.actor.lease.in_flight
 
     def reply(self, id: int) -> None:
+        record = self.in_flight()[id]
+        record.is_open = False
         self.open.pop(id, None)
-        self._send(self.actor.replied(id))
+        self.actor.lease.remove(record)  # type: ignore[union-attr]
+        self.send()
 
     def restarting(self) -> None:
         self._fail(self.actor.restarting("its process w1 died: SIGKILL"))
@@ -57,15 +71,16 @@ class Caller:
     def ended(self, was_made: bool = True) -> None:
         self._fail(self.actor.ended(GONE, was_made))
 
-    def _send(self, records: list[TaskRecord]) -> None:
-        self.sent += [record.id for record in records]
-        self.open.update({record.id: record for record in records})
+    def send(self) -> None:
+        for lease, records in self.actor.assign():
+            assert lease is self.actor.lease
+            self.sent += [record.id for record in records]
         check_calls(self.actor)
 
     def _fail(self, fails: Any) -> None:
         for fail in fails:
             assert fail.record.id in self.open, "failed twice"
-            del self.open[fail.record.id]
+            self.open.pop(fail.record.id).is_open = False
             self.failed[fail.record.id] = fail.error.message
         check_calls(self.actor)
 
@@ -95,8 +110,8 @@ def test_a_call_that_failed_or_was_cancelled_meanwhile_is_passed_over() -> None:
     caller.placed("w1", 1)
     waiting = caller.call(waits=1)
     caller.call()
-    del caller.open[waiting.id]
-    caller._send(caller.actor.advance())
+    waiting.is_open = False
+    caller.send()
     assert caller.sent == [2]
 
 
@@ -185,18 +200,18 @@ def test_news_of_an_older_incarnation_is_void() -> None:
     caller.placed("w2", 2)
     caller.placed("w1", 1)
     assert caller.actor.worker == "w2"
-    caller.actor.known_code.add("code")
+    caller.actor.lease.known_code.add("code")  # type: ignore[union-attr]
     caller.placed("w2", 2)
-    assert caller.actor.known_code == {"code"}
+    assert caller.actor.lease.known_code == {"code"}
 
 
 def test_code_is_sent_to_each_incarnation() -> None:
     caller = Caller()
     caller.placed("w1", 1)
-    caller.actor.known_code.add("code")
+    caller.actor.lease.known_code.add("code")  # type: ignore[union-attr]
     caller.restarting()
     caller.placed("w2", 2)
-    assert caller.actor.known_code == set()
+    assert caller.actor.lease.known_code == set()
 
 
 def test_exactly_once_calls_are_numbered_and_say_what_is_answered() -> None:
@@ -211,7 +226,7 @@ def test_exactly_once_calls_are_numbered_and_say_what_is_answered() -> None:
     caller.restarting()
     caller.placed("w2", 2)
     assert caller.sent == [1, 2, 3, 4, 3, 4]
-    assert [record.message.more.answered for record in caller.actor.in_flight.values()] == [2, 2]
+    assert [record.message.more.answered for record in caller.in_flight().values()] == [2, 2]
 
 
 def test_no_more_exactly_once_calls_are_under_way_than_the_actor_remembers() -> None:
@@ -242,8 +257,8 @@ def test_random_lives_lose_and_repeat_nothing() -> None:
                     caller.placed(f"w{incarnation}", incarnation)
                 case 3 if caller.actor.worker is not None and rng.random() < 0.3:
                     caller.restarting()
-                case 4 if caller.actor.in_flight:
-                    id = rng.choice(list(caller.actor.in_flight))
+                case 4 if caller.in_flight():
+                    id = rng.choice(list(caller.in_flight()))
                     assert id not in replied or id == 1
                     replied.add(id)
                     caller.reply(id)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlplat.runtime.core.owner.deadlines import Pending, Stopping
 from rlplat.runtime.core.owner.lanes import TaskRecord
 from rlplat.runtime.wire.messages import Run
@@ -11,7 +9,7 @@ from rlplat.runtime.wire.values import ErrorInfo
 
 
 def record(id: int) -> TaskRecord:
-    return TaskRecord(id, Run(id, "f", "", b""), None, "f", (id,), None)
+    return TaskRecord(id, Run(id, "f", "", b""), None, "f", (id,), None, None)
 
 
 def stopping(id: int, worker: str, kill_at: float | None) -> Stopping:
@@ -54,11 +52,11 @@ def test_a_dead_worker_takes_its_calls_out() -> None:
 
 def test_deadlines_of_finished_calls_do_not_pile_up() -> None:
     book = pending()
-    unfinished: dict[int, Any] = {}
+    unfinished: dict[int, bool] = {}
     for id in range(20_000):
-        unfinished[id] = None
+        unfinished[id] = True
         unfinished.pop(id - 10, None)
-        book.forget_finished(unfinished)
+        book.forget_finished(unfinished.get)
         book.add_deadline(id, 3600.0 + id, 3600.0)
     assert len(book._deadlines) <= 1002
     assert {task for task, _ in book.due_deadlines(1e9)} >= set(unfinished)

@@ -20,7 +20,7 @@ def lane(*workers: str, num_ready: int = 0, max_leases: int = 4) -> Lane:
 
 
 def task(id: int, code: str = "code") -> TaskRecord:
-    return TaskRecord(id, None, SimpleNamespace(key=code), f"task {id}", (id,), None)
+    return TaskRecord(id, None, SimpleNamespace(key=code), f"task {id}", (id,), None, None)
 
 
 def counts(made: Lane) -> dict[str, int]:
@@ -179,7 +179,7 @@ def test_what_dies_with_a_worker_that_was_killed_runs_again_uncharged() -> None:
     made.gave_back("w1", [2])
     assert made.lose("w1", lambda record, was_alone: False) == []
     assert [record.id for record in made.ready] == [0, 1, 2, 4, 3]
-    assert {record.target for record in made.ready} == {"", "w1"}
+    assert {record.lease for record in made.ready} == {None}
 
 
 def test_a_task_that_is_tried_again_leaves_its_worker() -> None:
@@ -189,7 +189,7 @@ def test_a_task_that_is_tried_again_leaves_its_worker() -> None:
     made.again(record)
     assert not made.leases["w1"].in_flight
     assert list(made.ready) == [record]
-    assert record.target == ""
+    assert record.lease is None
 
 
 def test_a_suspect_stays_alone() -> None:
@@ -199,3 +199,10 @@ def test_a_suspect_stays_alone() -> None:
     made.ready.extend(task(i) for i in range(1, 5))
     assert made.assign(FAST) == []
     assert list(made.leases["w1"].in_flight) == [0]
+
+
+def test_a_task_that_was_cancelled_while_it_waited_is_passed_over() -> None:
+    made = lane("w1", num_ready=3)
+    made.ready[0].is_open = made.ready[1].is_open = False
+    assert [record.id for _, records in made.assign(FAST) for record in records] == [2]
+    assert not made.ready

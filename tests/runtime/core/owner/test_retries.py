@@ -16,7 +16,7 @@ from rlplat.runtime.wire.values import ErrorInfo, class_names
 
 
 def task(retries: int) -> TaskRecord:
-    return TaskRecord(1, None, None, "f", (1,), None, retries_left=retries)
+    return TaskRecord(1, None, None, "f", (1,), None, None, retries_left=retries)
 
 
 def deaths(record: TaskRecord, *companies: bool, kind: str = "WorkerCrashed", has_limit: bool = False) -> int:
