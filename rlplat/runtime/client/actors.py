@@ -13,9 +13,8 @@ import msgspec
 from rlplat.errors import ActorDied, OptionError, PendingCallsLimitExceeded
 from rlplat.given.say import say, say_traceback
 from rlplat.runtime.client.calls import Calls, Deps
-from rlplat.runtime.client.envs import ClientEnvs
 from rlplat.runtime.client.objects import Objects
-from rlplat.runtime.client.questions import Questions
+from rlplat.runtime.client.questions import ClientEnvs, Questions
 from rlplat.runtime.client.reading import Reader
 from rlplat.runtime.core.owner.actor_calls import ActorCalls, Fail
 from rlplat.runtime.core.owner.book import Entry

@@ -13,9 +13,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from rlplat.errors import SerializationError
-from rlplat.runtime.client.envs import ClientEnvs
 from rlplat.runtime.client.objects import Objects, check_travels
-from rlplat.runtime.client.rebuilding import Rebuilder
+from rlplat.runtime.client.questions import ClientEnvs
+from rlplat.runtime.client.reading import Rebuilder
 from rlplat.runtime.client.streams import Streams
 from rlplat.runtime.core.owner.actor_calls import ActorCalls
 from rlplat.runtime.core.owner.book import Entry

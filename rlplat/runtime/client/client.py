@@ -18,9 +18,8 @@ from rlplat.runtime.client.actors import Actors
 from rlplat.runtime.client.awaiting import Awaiting
 from rlplat.runtime.client.calls import Calls
 from rlplat.runtime.client.cancels import Cancels
-from rlplat.runtime.client.envs import ClientEnvs
 from rlplat.runtime.client.objects import Objects
-from rlplat.runtime.client.questions import Questions
+from rlplat.runtime.client.questions import ClientEnvs, Questions
 from rlplat.runtime.client.reading import Reader
 from rlplat.runtime.client.streams import Streams
 from rlplat.runtime.core.resources import Growing
@@ -51,7 +50,7 @@ class Client:
         self.calls = Calls(
             link, self.objects, self.streams, self.envs, lambda call, error: self.actors.not_made(call, error)
         )
-        self.reader = Reader(link, self.objects, self.calls)
+        self.reader = Reader(link, self.objects, self.calls.rebuilder)
         self.awaiting = Awaiting(link, self.objects, self.reader, self.waiters)
         self.cancels = Cancels(link, self.objects, self.calls)
         self.questions = Questions(link, self.objects)
@@ -83,7 +82,7 @@ class Client:
             self.streams.dropped,
         )
         if "RLPLAT_RECORD_CALLSITES" in os.environ:
-            from rlplat.runtime.client.call_sites import record_call_sites
+            from rlplat.runtime.client.report import record_call_sites
 
             record_call_sites(self)
 

@@ -12,10 +12,9 @@ from rlplat.runtime.process.spans import Spans
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.values import ErrorInfo, Value
-from rlplat.runtime.worker.arguments import Arguments
 from rlplat.runtime.worker.exactly_once import ExactlyOnce, Kept
 from rlplat.runtime.worker.outflow import Outflows
-from rlplat.runtime.worker.replies import Replies
+from rlplat.runtime.worker.replies import Arguments, Replies
 
 EXITED = "it called rlplat.exit_actor()"
 EXITED_AT_ONCE = "it called rlplat.exit_actor() in its constructor"

@@ -15,8 +15,7 @@ from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.worker.actor import END_GRACE_S, EXITED, TERMINATED, Actor, End, end_by
 from rlplat.runtime.worker.outflow import close_quietly, iterator_of
-from rlplat.runtime.worker.queue import EndOfActor
-from rlplat.runtime.worker.running import Key, Running
+from rlplat.runtime.worker.queue import EndOfActor, Key, Running
 
 
 class LoopRunner:

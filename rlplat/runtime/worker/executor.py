@@ -8,26 +8,48 @@ from typing import Any
 
 from rlplat.given.say import say
 from rlplat.runtime import connect, refs
+from rlplat.runtime.backend import Backend
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.core.owner.lanes import MOST_CODES
+from rlplat.runtime.demand import captured
 from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.machine.session import checkpoint_path
+from rlplat.runtime.options import Options
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.process.spans import Span, Spans
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.remote import ActorExit
+from rlplat.runtime.remote import ActorExit, ActorHandle
 from rlplat.runtime.wire import codec, messages
+from rlplat.runtime.wire.codec import RemoteCode
+from rlplat.runtime.wire.values import Capture
 from rlplat.runtime.worker.actor import EXITED_AT_ONCE, Actor, End, exit_code_of
-from rlplat.runtime.worker.arguments import Arguments
-from rlplat.runtime.worker.capturing import Capturing
 from rlplat.runtime.worker.exactly_once import ExactlyOnce
 from rlplat.runtime.worker.outflow import Outflows
-from rlplat.runtime.worker.queue import Queue
-from rlplat.runtime.worker.replies import Replies
+from rlplat.runtime.worker.queue import Queue, Running
+from rlplat.runtime.worker.replies import Arguments, Replies
 from rlplat.runtime.worker.runners import Runner, make_runner
-from rlplat.runtime.worker.running import Running
+
+
+class Capturing:
+    """A backend that submits into the group, unless the options of what is submitted say otherwise."""
+
+    def __init__(self, backend: Backend, capture: Capture) -> None:
+        self._backend, self._capture = backend, capture
+        # Bound here, as these are called often.
+        self.get, self.put, self.wait = backend.get, backend.put, backend.wait
+        self.submit_call, self.adopt = backend.submit_call, backend.adopt
+
+    def submitter(self, code: RemoteCode, options: Options) -> Callable[[tuple, dict], Any]:
+        return self._backend.submitter(code, captured(options, self._capture))
+
+    def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle:
+        return self._backend.create_actor(code, args, kwargs, captured(options, self._capture))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
 
 _SPANS = 10_000
 

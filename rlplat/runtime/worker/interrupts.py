@@ -14,7 +14,7 @@ import time
 from types import CodeType, FrameType
 
 from rlplat.runtime.process import own_frames
-from rlplat.runtime.worker.running import Key, Running
+from rlplat.runtime.worker.queue import Key, Running
 
 SIGNAL = signal.SIGRTMIN + 5
 _AGAIN_S = 0.005

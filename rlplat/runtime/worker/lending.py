@@ -20,7 +20,7 @@ from rlplat.runtime.link.link import Link
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
-from rlplat.runtime.worker.running import Call, Key, Running
+from rlplat.runtime.worker.queue import Call, Key, Running
 
 if TYPE_CHECKING:
     import asyncio

@@ -11,8 +11,8 @@ from rlplat.runtime.link.link import Link
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.values import Value
+from rlplat.runtime.worker.queue import Key
 from rlplat.runtime.worker.replies import Replies
-from rlplat.runtime.worker.running import Key
 
 _FLUSH_S = 0.001
 _UNDER_WAY = 3

@@ -19,8 +19,7 @@ from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.remote import TERMINATE, is_async_class, methods_of
 from rlplat.runtime.wire import messages
 from rlplat.runtime.worker.actor import END_GRACE_S, TERMINATED, Actor, End
-from rlplat.runtime.worker.queue import EndOfActor
-from rlplat.runtime.worker.running import Key, Running
+from rlplat.runtime.worker.queue import EndOfActor, Key, Running
 
 MAX_COROUTINES = 1000
 

@@ -32,14 +32,12 @@ from rlplat.runtime.remote import ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.worker.actor import End
-from rlplat.runtime.worker.arguments import Arguments
 from rlplat.runtime.worker.executor import ENTRIES, Executor
 from rlplat.runtime.worker.interrupts import Interrupts
 from rlplat.runtime.worker.lending import Blocking, Lending
 from rlplat.runtime.worker.outflow import Outflows
-from rlplat.runtime.worker.queue import EndOfActor, Queue
-from rlplat.runtime.worker.replies import Replies
-from rlplat.runtime.worker.running import Key, Running
+from rlplat.runtime.worker.queue import EndOfActor, Key, Queue, Running
+from rlplat.runtime.worker.replies import Arguments, Replies
 
 _FLUSH_S = 0.002
 _FLUSH_RESULTS = 256

@@ -13,7 +13,7 @@ import pytest
 import rlplat.runtime.worker.interrupts as room
 from rlplat.runtime.process import own_frames
 from rlplat.runtime.worker.interrupts import Interrupts
-from rlplat.runtime.worker.running import Running
+from rlplat.runtime.worker.queue import Running
 
 _CALL = "def call(function):\n    return function()\n"
 
