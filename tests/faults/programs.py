@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tests.leak_meter import MARK, SHM_PREFIX, marked_processes
 
@@ -57,6 +57,12 @@ def next_line(stream: IO[str]) -> str:
     while not line.endswith(b"\n") and (byte := os.read(stream.fileno(), 1)):
         line += byte
     return line.decode()
+
+
+def places_of_segments(objects: Any) -> list[str]:
+    """Where the large objects of this process are."""
+    values = [entry.value for entry in objects.book.values() if entry.value is not None]
+    return [objects.store.place(value.segment) for value in values if value.segment is not None]
 
 
 def eventually(condition: Callable[[], object], within_s: float = 60) -> bool:

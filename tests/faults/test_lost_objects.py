@@ -16,7 +16,7 @@ import pytest
 import rlplat
 from rlplat.errors import ActorDied, GetTimeout, ObjectLost, ObjectRebuildFailed, OwnerDied, TaskError
 from rlplat.runtime.refs import backend as current_backend
-from tests.faults.programs import eventually
+from tests.faults.programs import eventually, places_of_segments
 from tests.runtime.core.validity import check_lineage
 
 pytestmark = pytest.mark.process
@@ -318,9 +318,9 @@ def test_a_lost_spill_file_is_made_again() -> None:
         done(*refs)
         session = current_backend().link.session  # type: ignore[attr-defined]
         objects = current_backend().objects  # type: ignore[attr-defined]
-        assert {entry["where"] for entry in objects.report() if entry["size"] > 1000} == {"shm", "spilled"}
+        assert set(places_of_segments(objects)) == {"shm", "spilled"}
         assert lose_everything(session) >= 100
-        assert {entry["where"] for entry in objects.report() if entry["size"] > 1000} == {"lost"}
+        assert set(places_of_segments(objects)) == {"lost"}
         assert [rlplat.get(ref, timeout=60)[9] for ref in refs] == list(range(100))
     finally:
         rlplat.shutdown()
@@ -335,7 +335,7 @@ def test_no_bytes_are_kept_for_the_lineage_of_others(session: str) -> None:
 
     def owned() -> int:
         gc.collect()
-        return sum(h["objects"] for h in objects.usage()["owners"])
+        return sum(holding.objects for holding in objects.store.account.holdings())
 
     assert eventually(lambda: owned() == 1, 60)
     assert (rlplat.get(ref) == 30).all()

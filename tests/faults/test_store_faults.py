@@ -20,8 +20,9 @@ import pytest
 import rlplat
 from rlplat.errors import ActorDied, ConfigError, ObjectStoreFull
 from rlplat.runtime.refs import backend as current_backend
+from rlplat.runtime.store.account import Holding
 from rlplat.runtime.store.segments import Store
-from tests.faults.programs import ROOT, eventually, session_files
+from tests.faults.programs import ROOT, eventually, places_of_segments, session_files
 
 pytestmark = pytest.mark.process
 
@@ -39,6 +40,15 @@ def start() -> Iterator[Callable[..., None]]:
 
 def objects() -> Any:
     return current_backend().objects  # type: ignore[attr-defined]
+
+
+def holdings() -> list[Holding]:
+    found: list[Holding] = objects().store.account.holdings()
+    return found
+
+
+def used() -> int:
+    return sum(holding.used for holding in holdings())
 
 
 def array(value: float, mb: int = 8) -> np.ndarray:
@@ -61,12 +71,11 @@ def test_500_mib_of_objects_in_a_store_of_64_are_all_read_back(start: Any) -> No
     for i, ref in enumerate(refs):
         assert (rlplat.get(ref) == i).all()
     assert rlplat.get([mean.remote(ref) for ref in refs[::3]]) == list(range(0, 63, 3))
-    usage = objects().usage()
-    assert usage["used"] <= usage["limit"] == 64 * MB
-    assert usage["spilled"] > 400 * MB
-    reported = [entry for entry in objects().report() if entry["size"] > MB]
-    assert {entry["where"] for entry in reported} == {"shm", "spilled"}
-    assert len(reported) == 63
+    assert used() <= objects().store.account.limit == 64 * MB
+    assert sum(holding.spilled for holding in holdings()) > 400 * MB
+    places = places_of_segments(objects())
+    assert set(places) == {"shm", "spilled"}
+    assert len(places) == 63
     folder = os.readlink(os.path.join(objects().store._session, "spill"))
     assert os.stat(folder).st_mode & 0o777 == 0o700
     del refs, ref
@@ -76,8 +85,8 @@ def test_500_mib_of_objects_in_a_store_of_64_are_all_read_back(start: Any) -> No
         lambda: gc.collect() is not None and all(name.split("-")[1] in dead for name in os.listdir(folder)),
         60,
     )
-    living = [holding for holding in objects().usage()["owners"] if holding["client"] not in dead]
-    assert [holding["spilled"] for holding in living] == [0] * len(living)
+    living = [holding for holding in holdings() if holding.client not in dead]
+    assert [holding.spilled for holding in living] == [0] * len(living)
 
 
 def test_nothing_of_the_spill_folder_is_left_after_any_end(tmp_path: Path) -> None:
@@ -176,7 +185,7 @@ def test_what_is_looked_at_is_not_spilled_and_stays_true(start: Any) -> None:
     more = [rlplat.get(ref) for ref in refs[:2]]  # from disk: no room of the store is taken
     assert [view[5] for view in (*views, *more)] == [0, 1, 2, 3, 4, 0, 1]
     assert all((view == i).all() for i, view in enumerate(views))
-    assert objects().usage()["used"] >= 5 * 8 * MB
+    assert used() >= 5 * 8 * MB
 
 
 def test_idle_processes_give_up_spares_and_stale_mappings(start: Any) -> None:
@@ -326,8 +335,8 @@ def test_a_put_that_is_cancelled_leaves_nothing(start: Any, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         rlplat.put(array(1))
     monkeypatch.undo()
-    (mine,) = [each for each in objects().usage()["owners"] if each["client"] == "driver"]
-    assert mine["used"] == mine["spare"]
+    (mine,) = [each for each in holdings() if each.client == "driver"]
+    assert mine.used == mine.spare
 
 
 def test_threads_that_put_at_once_all_get_room(start: Any) -> None:
@@ -350,7 +359,7 @@ def test_threads_that_put_at_once_all_get_room(start: Any) -> None:
         thread.join()
     assert not failures
     assert all((rlplat.get(ref) == i).all() for i, ref in enumerate(results))
-    assert objects().usage()["used"] <= 64 * MB
+    assert used() <= 64 * MB
 
 
 def test_an_argument_lives_while_a_task_uses_it_though_the_driver_dropped_it(
@@ -389,4 +398,4 @@ def test_a_worker_that_dies_while_it_spills_loses_nothing_of_others(
         refs.append(make.remote(i))
         assert (rlplat.get(refs[-1], timeout=deadline - time.monotonic()) == i).all()
     assert all((rlplat.get(ref) == i).all() for i, ref in enumerate(refs))
-    assert objects().usage()["used"] <= 64 * MB
+    assert used() <= 64 * MB

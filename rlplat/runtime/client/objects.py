@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -440,43 +439,7 @@ class Objects:
             if owner == peer and borrow.value is None:
                 self._settle(borrow, Value(error=_owner_died(owner, id, reason)))
 
-    # ---------------------------------------------------------------- seeing
-
-    def report(self) -> list[dict[str, Any]]:
-        """Every object that this process owns or borrows, for `rlplat memory` (lock held)."""
-        out = []
-        for entry in self.book.values():
-            out.append(
-                self._describe(self.client_id, entry.id, "owner", entry.value)
-                | {"refs": entry.num_refs, "borrowers": entry.num_lent(), "made_by": entry.made_by}
-            )
-        for (owner, id), borrow in self.borrows.items():
-            out.append(
-                self._describe(owner, id, "borrower", borrow.value)
-                | {"refs": borrow.num_refs, "borrowers": {}, "made_by": ""}
-            )
-        return out
-
-    def _describe(self, owner: str, id: int, role: str, value: Value | None) -> dict[str, Any]:
-        size, where, is_mapped, creator = 0, "pending" if role == "owner" else "unknown", False, ""
-        if value is not None and value.error is not None:
-            where = "error"
-        elif value is not None and value.segment is not None:
-            size, creator = sum(value.segment.sizes), value.segment.creator
-            where, is_mapped = self.store.place(value.segment), self.store.is_mapped(value.segment)
-        elif value is not None:
-            size, where = len(value.data), "inline"
-        return {
-            "id": f"{owner}:{id}", "role": role, "size": size, "where": where, "mapped": is_mapped,
-            "creator": creator,
-        }  # fmt: skip
-
-    def usage(self) -> dict[str, Any]:
-        """The node's object store: its limit, what is taken, and by whom (lock held)."""
-        account = self.store.account
-        holdings = [asdict(holding) for holding in account.holdings()]
-        used, spilled = sum(h["used"] for h in holdings), sum(h["spilled"] for h in holdings)
-        return {"limit": account.limit, "used": used, "spilled": spilled, "owners": holdings}
+    # ---------------------------------------------------------------- the end
 
     def drop_spares(self) -> None:
         """This process makes no more objects (those that it made belong to others, and stay)."""

@@ -415,9 +415,6 @@ class Store:
             return "shm"
         return "spilled" if os.path.exists(self._path(segment.name, is_spilled=True)) else "lost"
 
-    def is_mapped(self, segment: Segment) -> bool:
-        return segment.name in self._mappings
-
     def drop_mappings(self) -> None:
         """Give up mappings that no view needs, so that their creators may spill them."""
         with self._mappings_lock:
