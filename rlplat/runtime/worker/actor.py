@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.values import ErrorInfo, Value
 from rlplat.runtime.worker.exactly_once import ExactlyOnce, Kept
 from rlplat.runtime.worker.outflow import Outflows
+from rlplat.runtime.worker.queue import Key
 from rlplat.runtime.worker.replies import Arguments, Replies
 
 EXITED = "it called rlplat.exit_actor()"
@@ -53,7 +55,7 @@ class Actor:
     instance: Any
     once: ExactlyOnce | None
 
-    def call(self, owner: str, message: messages.Run) -> End | None:
+    def call(self, owner: str, message: messages.Run, began: float) -> End | None:
         """Run a call, and reply. Returns why the actor ends now, if it does."""
         method, more = message.method, message.more
         what, num_returns = f"{self.name}.{method}", 1
@@ -63,7 +65,6 @@ class Actor:
             if method == TERMINATE:
                 return TERMINATED
             what, num_returns = more.label or what, more.num_returns
-        began = self.link.clock()
         try:
             args, kwargs = self.arguments.open(owner, message)
             result = getattr(self.instance, method)(*args, **kwargs)
@@ -144,3 +145,35 @@ class Actor:
         if kept.error is not None:
             return [Value(error=kept.error)] * num_returns
         return self.objects.make_values([codec.pack(codec.unpack(data)) for data in kept.values], owner)
+
+
+class Runner:
+    """Where the calls of an actor run, when not in the main thread."""
+
+    loop_thread: threading.Thread | None = None
+    """Of the event loop, if it has one."""
+
+    def submit(self, owner: str, message: Any) -> End | None:
+        """A call (main thread). Returns why the actor ends now, if it does."""
+        raise NotImplementedError
+
+    def cancel(self, task: Key, recursive: bool) -> None:
+        """A call that is in this runner, or is not known (any thread, lock held)."""
+
+    def refuse_waiting(self, reason: End) -> None:
+        """The actor ends: calls that were not begun fail (in the thread of the call that ends it, or the main one)."""
+
+    def awaits_for_cancelled(self) -> bool:
+        """Whether the coroutine that runs now belongs to a call that was cancelled with all that it submitted."""
+        return False
+
+    def warn_of_blocking(self) -> None:
+        """A coroutine is about to block the event loop."""
+
+    def owners_waiting(self) -> list[str]:
+        """Of each call that has not begun (any thread)."""
+        return []
+
+    def coroutines(self) -> list[Any]:
+        """Of the calls that run (any thread)."""
+        return []

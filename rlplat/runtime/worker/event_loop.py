@@ -13,12 +13,12 @@ from rlplat.given.say import say, say_traceback
 from rlplat.runtime.link.waiters import LoopInbox, Waiters
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
-from rlplat.runtime.worker.actor import END_GRACE_S, EXITED, TERMINATED, Actor, End, end_by
+from rlplat.runtime.worker.actor import END_GRACE_S, EXITED, TERMINATED, Actor, End, Runner, end_by
 from rlplat.runtime.worker.outflow import close_quietly, iterator_of
 from rlplat.runtime.worker.queue import EndOfActor, Key, Running
 
 
-class LoopRunner:
+class LoopRunner(Runner):
     """Coroutines in an event loop that has a thread of its own. What follows `submit` and `cancel` runs in that."""
 
     def __init__(

@@ -24,12 +24,12 @@ from rlplat.runtime.remote import ActorExit, ActorHandle
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.codec import RemoteCode
 from rlplat.runtime.wire.values import Capture
-from rlplat.runtime.worker.actor import EXITED_AT_ONCE, Actor, End, exit_code_of
+from rlplat.runtime.worker.actor import EXITED_AT_ONCE, Actor, End, Runner, exit_code_of
 from rlplat.runtime.worker.exactly_once import ExactlyOnce
 from rlplat.runtime.worker.outflow import Outflows
 from rlplat.runtime.worker.queue import Queue, Running
 from rlplat.runtime.worker.replies import Arguments, Replies
-from rlplat.runtime.worker.runners import Runner, make_runner
+from rlplat.runtime.worker.runners import make_runner
 
 
 class Capturing:
@@ -124,27 +124,23 @@ class Executor:
 
     # ---------------------------------------------------------------- calls (main thread)
 
-    def execute(self, owner: str, message: Any) -> End | None:
-        """Run a call, or see to it that it runs elsewhere. Returns why this process ends now, if it does."""
-        if type(message) is messages.Run and message.code:
-            more = message.more
-            if more is not None and more.creation is not None:
-                return self._create_actor(owner, message, more, more.creation)
-            return self._run(owner, message)
-        if self._plain is not None:
-            return self._plain.call(owner, message)
-        if self.runner is not None:
-            return self.runner.submit(owner, message)
-        self._queue.hold(owner, message)
-        return None
-
-    def _run(self, owner: str, message: messages.Run) -> End | None:
-        """A task."""
-        code, more, clock = self._code.get(message.code), message.more, self._link.clock
+    def execute(self, owner: str, message: Any, began: float) -> End | None:
+        """Run a call, now, or see to it that it runs elsewhere. Returns why this process ends now, if it does."""
+        if type(message) is not messages.Run or not message.code:
+            if self._plain is not None:
+                return self._plain.call(owner, message, began)
+            if self.runner is not None:
+                return self.runner.submit(owner, message)
+            self._queue.hold(owner, message)
+            return None
+        more = message.more
+        if more is not None and more.creation is not None:
+            return self._create_actor(owner, message, more, more.creation)
+        code = self._code.get(message.code)
         if code is None:
             self._replies.forgotten(owner, message)
             return None
-        name, began, outer = code.name, clock(), None
+        name, outer = code.name, None
         if more is not None:
             name = more.label or name
             if more.capture is not None:
@@ -168,7 +164,7 @@ class Executor:
         if outer is not None:
             self.close_nested()
             refs.set_backend(outer)
-        ended = clock()
+        ended = self._link.clock()
         self._spans.append((name, began, ended))
         self._replies.pace(owner, code.key, ended - began)
         return None
@@ -266,5 +262,5 @@ class Executor:
         return self._spans.last()
 
 
-ENTRIES = (Executor._run.__code__, Outflows.stream.__code__)
+ENTRIES = (Executor.execute.__code__, Outflows.stream.__code__)
 """What calls the code of tasks (see `Interrupts`)."""

@@ -26,11 +26,11 @@ class Arguments:
 
     def open(self, owner: str, message: messages.Run) -> tuple[Any, dict]:
         """The values, those of refs among them."""
-        packed, deps, read = message.args, message.deps, self._reader.open_argument
-        if type(packed) is bytes and not deps:
+        packed = message.args
+        if type(packed) is bytes and (message.more is None or not message.more.deps):
             opened: tuple[tuple, dict] = ((), {}) if packed == codec.NO_ARGS else codec.unpack(packed)
             return opened
-        num_tried = 0
+        read, num_tried = self._reader.open_argument, 0
         try:
             if isinstance(packed, Value):
                 num_tried += 1
@@ -38,7 +38,7 @@ class Arguments:
             else:
                 args, kwargs = codec.unpack(packed)
             args = list(args)
-            for place, value in deps:
+            for place, value in message.deps:
                 num_tried += 1
                 if isinstance(place, int):
                     args[place] = read(value, owner)
@@ -71,7 +71,7 @@ class Replies:
     # ---------------------------------------------------------------- calls that were run
 
     def result(self, owner: str, message: Any, what: str, result: Any) -> None:
-        task, num_returns = message.task, max(1, message.num_returns)
+        task, num_returns = message.task, 1 if message.more is None else max(1, message.more.num_returns)
         data = codec.pack_scalar(result) if num_returns == 1 else None
         if data is not None:
             self._lock.take()

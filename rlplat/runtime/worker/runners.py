@@ -10,55 +10,17 @@ call runs (`outflow`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from typing import Any
 
 from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.remote import TERMINATE, is_async_class, methods_of
 from rlplat.runtime.wire import messages
-from rlplat.runtime.worker.actor import END_GRACE_S, TERMINATED, Actor, End
+from rlplat.runtime.worker.actor import END_GRACE_S, TERMINATED, Actor, End, Runner
 from rlplat.runtime.worker.queue import EndOfActor, Key, Running
 
 MAX_COROUTINES = 1000
-
-
-class Runner(Protocol):
-    """Where the calls of an actor run, when not in the main thread."""
-
-    @property
-    def loop_thread(self) -> threading.Thread | None:
-        """Of the event loop, if it has one."""
-        ...
-
-    def submit(self, owner: str, message: Any) -> End | None:
-        """A call (main thread). Returns why the actor ends now, if it does."""
-        ...
-
-    def cancel(self, task: Key, recursive: bool) -> None:
-        """A call that is in this runner, or is not known (any thread, lock held)."""
-        ...
-
-    def refuse_waiting(self, reason: End) -> None:
-        """The actor ends: calls that were not begun fail (in the thread of the call that ends it, or the main one)."""
-        ...
-
-    def awaits_for_cancelled(self) -> bool:
-        """Whether the coroutine that runs now belongs to a call that was cancelled with all that it submitted."""
-        ...
-
-    def warn_of_blocking(self) -> None:
-        """A coroutine is about to block the event loop."""
-        ...
-
-    def owners_waiting(self) -> list[str]:
-        """Of each call that has not begun (any thread)."""
-        ...
-
-    def coroutines(self) -> list[Any]:
-        """Of the calls that run (any thread)."""
-        ...
 
 
 def make_runner(
@@ -93,9 +55,7 @@ def make_runner(
     return None
 
 
-class ThreadRunner:
-    loop_thread = None
-
+class ThreadRunner(Runner):
     def __init__(
         self,
         actor: Actor,
@@ -130,7 +90,7 @@ class ThreadRunner:
     def _run(self, owner: str, message: Any) -> None:
         self._running.begin_beside(owner, message)
         try:
-            reason = self._actor.call(owner, message)
+            reason = self._actor.call(owner, message, self._actor.link.clock())
         except BaseException as error:  # not the user's: what his code raises is a reply
             reason = None
             self._actor.replies.not_executed(owner, message, error)
@@ -151,14 +111,5 @@ class ThreadRunner:
         if future is not None and future.cancel():
             self._actor.replies.withdrawn(task[0], message)
 
-    def awaits_for_cancelled(self) -> bool:
-        return False
-
-    def warn_of_blocking(self) -> None:
-        pass
-
     def owners_waiting(self) -> list[str]:
         return [owner for (owner, _), (future, _) in self._futures.copy().items() if not future.running()]
-
-    def coroutines(self) -> list[Any]:
-        return []

@@ -175,17 +175,19 @@ class Worker(Client):
         """Run work until told to exit."""
         calls, running, executor, clock = self.queue.calls, self._running, self.executor, self.link.clock
         execute, lending = executor.execute, self._lending
-        num_results, flushed_at = 0, clock()
+        num_results = 0
+        now = flushed_at = clock()
         while True:
             try:
                 running.call = owner, message = calls.popleft()
             except IndexError:
                 if not self._await_work():
                     return
-                num_results, flushed_at = 0, clock()
+                num_results = 0
+                now = flushed_at = clock()
                 continue
             try:
-                reason = execute(owner, message)
+                reason = execute(owner, message, now)
             except Exception as error:  # not the user's: what his code raises is a reply
                 if type(message) is EndOfActor:
                     raise
@@ -203,7 +205,8 @@ class Worker(Client):
                 with self._lock:
                     self._loop.send_now()
                     executor.pack()
-                num_results, flushed_at = 0, now
+                num_results = 0
+                now = flushed_at = clock()
             running.call = None
             if lending.waits and executor.runner is None:
                 with self._lock:
