@@ -142,7 +142,7 @@ class SACLearner(ContinuousLearner[SACConfig]):
         """One gradient step -> its figures."""
         import torch
 
-        from rlplat.rl.torch.continuous_control import fixed, squashed_sample
+        from rlplat.rl.torch.continuous_control import squashed_sample
 
         nets, alpha, learning_rate = self.trainee, self.alpha.value, self.value(self.config.learning_rate)
 
@@ -162,8 +162,7 @@ class SACLearner(ContinuousLearner[SACConfig]):
         # phi <- phi - lambda_pi grad J_pi(phi)
         features = batch.features.detach()
         actions, log_probs = squashed_sample(nets.actor(features), nets.noise(batch.actions))
-        with fixed(nets.critics):
-            loss = self.actor_loss(nets.critics(features, actions), log_probs, alpha)
+        loss = self.actor_loss(nets.critics(features, actions), log_probs, alpha)
         actor_norm = nets.descend_actor(loss, learning_rate)
 
         # alpha <- alpha - lambda grad J(alpha)

@@ -34,7 +34,6 @@ Different from the paper:
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -109,7 +108,7 @@ class TD3Learner(ContinuousLearner[TD3Config]):
 
         super().__init__(computation, *arguments)
         self.trainee = ActorAndCritics(self.config, self.spec, actor_spec(self.config), self.network_seed)
-        self.target_actor = copy.deepcopy(self.trainee.actor).requires_grad_(False)
+        self.target_actor = self.trainee.target_of(self.trainee.actor)
         computation.replace_losses(self)
 
     def learn(self, num_updates: int) -> list[dict[str, float]]:
@@ -119,8 +118,6 @@ class TD3Learner(ContinuousLearner[TD3Config]):
     def train(self, batch: Transitions) -> dict[str, float]:
         """One gradient step of the critics, and where it is due, of actor and targets -> its figures."""
         import torch
-
-        from rlplat.rl.torch.continuous_control import fixed, polyak
 
         nets, config, learning_rate = self.trainee, self.config, self.value(self.config.learning_rate)
 
@@ -150,13 +147,11 @@ class TD3Learner(ContinuousLearner[TD3Config]):
         # update phi by the deterministic policy gradient
         features = batch.features.detach()
         actions = nets.actor(features).tanh()
-        with fixed(nets.critics):
-            loss = self.actor_loss(nets.critics.first(torch.cat([features, actions], dim=-1)))
+        loss = self.actor_loss(nets.critics.first(torch.cat([features, actions], dim=-1)))
         actor_norm = nets.descend_actor(loss, learning_rate)
 
         # theta'_i <- tau theta_i + (1 - tau) theta'_i;  phi' <- tau phi + (1 - tau) phi'
         nets.update_targets()
-        polyak(self.target_actor, nets.actor, config.target_tau)
         return figures | {"actor_loss": float(loss.detach()), "gradient_norm": math.hypot(norm, actor_norm)}
 
     # The functions above; a subclass may write others, with `self.trainee` and `self.config` at hand.

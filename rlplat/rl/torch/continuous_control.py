@@ -7,10 +7,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from rlplat.rl.torch.tensor_rows import tensor_on
 from rlplat.rl.torch.weights import weights_of
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class Actor(nn.Module):
@@ -131,16 +131,6 @@ def polyak(target: nn.Module, online: nn.Module, tau: float) -> None:
         torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
 
 
-@contextmanager
-def fixed(module: nn.Module) -> Iterator[None]:
-    """Its numbers are constants: what is computed within gives it no gradients."""
-    module.requires_grad_(False)
-    try:
-        yield
-    finally:
-        module.requires_grad_(True)
-
-
 class Transitions(NamedTuple):
     """A minibatch of N transitions of up to n steps, as tensors."""
 
@@ -161,9 +151,7 @@ class ActorAndCritics(Saved):
 
     for batch in trainee.minibatches(features, actions, returns, discounts, next_features):
         norm = trainee.descend_critics(f(trainee.critics(...)), learning_rate)
-        with fixed(trainee.critics):
-            loss = g(trainee.critics(..., trainee.actor(...)))
-        trainee.descend_actor(loss, learning_rate)
+        trainee.descend_actor(g(trainee.critics(..., trainee.actor(...))), learning_rate)
         trainee.update_targets()
     """
 
@@ -187,7 +175,8 @@ class ActorAndCritics(Saved):
             torch.manual_seed(network_seed)
             self.actor = Actor(spec, actor).to(self.device)
             self.critics = TwinCritic(spec, self.actor.num_features).to(self.device)
-        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self._ahead, self._behind = list[Tensor](), list[Tensor]()
+        self.target_critics = self.target_of(self.critics)
         self._generator = torch.Generator().manual_seed(noise_seed)
         self._scale, self._batch_size, self._tau = ActionScale(spec), config.batch_size, config.target_tau
         self._max_norm = config.max_gradient_norm or math.inf
@@ -232,12 +221,20 @@ class ActorAndCritics(Saved):
         return self._critic_adam.descend(loss, learning_rate, self._max_norm)
 
     def descend_actor(self, loss: Tensor, learning_rate: float) -> float:
-        """The same for the actor, whose loss goes through the critics, `fixed`."""
+        """The same for the actor, whose loss goes through the critics: these get no gradients."""
         return self._actor_adam.descend(loss, learning_rate, self._max_norm)
+
+    def target_of(self, online: AnyModule) -> AnyModule:
+        """A copy, which `update_targets` moves towards it."""
+        target = copy.deepcopy(online).requires_grad_(False)
+        self._behind += target.parameters()
+        self._ahead += online.parameters()
+        return target
 
     def update_targets(self) -> None:
         """target = (1 - tau) * target + tau * online"""
-        polyak(self.target_critics, self.critics, self._tau)
+        with torch.no_grad():
+            torch._foreach_lerp_(self._behind, self._ahead, self._tau)
 
     def non_finite_gradients(self) -> list[str]:
         """Names of the parameters whose gradients hold NaN or infinity."""

@@ -48,9 +48,9 @@ class Adam:
             parameter.grad = None
 
     def descend(self, loss: torch.Tensor, learning_rate: float, max_norm: float = math.inf) -> float:
-        """`step` along the gradient of this loss alone; waits for the norm of all gradients."""
+        """`step` along the gradient of this loss alone, which no other parameters get; waits for the norm of all."""
         self.zero_grad()
-        loss.backward()
+        loss.backward(inputs=self._parameters)
         return float(self.step(learning_rate, max_norm)[-1])
 
     def step(
