@@ -34,13 +34,13 @@ from pydantic import Field
 
 from rlplat.algorithms.sac import Auto, EntropyCoefficient
 from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.interfaces import Activation, Result
+from rlplat.rl.interfaces import Activation
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.off_policy.learner import OffPolicyConfig, OffPolicyLearner
 from rlplat.rl.off_policy.ring import OffPolicy
 from rlplat.rl.policies.make import policy_for
-from rlplat.rl.policies.spec import QSpec, require_discrete
+from rlplat.rl.policies.spec import QSpec
 from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.unused_settings import Unused
@@ -242,7 +242,7 @@ class DiscreteSACLearner(OffPolicyLearner[DiscreteSACConfig]):
 
 
 class DiscreteSAC(OffPolicy[DiscreteSACConfig]):
-    """The ring, which `step()` turns once.
+    """The ring of off_policy/ring.py, which `step()` turns once.
 
     with DiscreteSAC(DiscreteSACConfig(env="CartPole-v1", seed=1)) as sac:
         while (result := sac.step()).env_steps < 20_000:
@@ -252,18 +252,3 @@ class DiscreteSAC(OffPolicy[DiscreteSACConfig]):
     name, config_class, learner_class = "discrete_sac", DiscreteSACConfig, DiscreteSACLearner
     losses = ("soft_targets", "critic_loss", "actor_loss")
     make_policy = staticmethod(policy_for)
-
-    def setup(self) -> None:
-        """Learner and rollout workers; returns when the first weights are published."""
-        settings, self.spaces = self.config.model_dump(), self.preflight(require_discrete)
-        [(spec, num_envs)] = self.policies(self.spaces)
-        self.learners = self.start_learners(settings, spec, self.replay_shape(spec, num_envs))
-        self.workers = self.start_rollout_workers(settings, self.make_policy)
-        self.learners.wait_until_ready()
-
-    def step(self) -> Result:
-        """One round: every worker samples, the learner learns and publishes."""
-        self.require_open()
-        batches = self.workers.sample(*self.learners.latest())
-        report = self.workers.deliver(batches, self.learners.update)
-        return self.result(report, self.workers.metrics())

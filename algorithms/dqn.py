@@ -13,6 +13,7 @@ Before this file, and after it (rlplat/rl/...):
     sampling/rollout_worker.py         steps environments, records a TransitionBatch of `rollout_length` steps of each
     policies/exploration.py            epsilon-greedy among the legal actions; numpy_policies.py, torch/policy.py: Q
     sampling/worker_group.py           the workers: asks all, replaces one that died
+    off_policy/ring.py                 the ring: `setup` with its pre-flight, and `step`, which turns it once
     off_policy/learner.py              a round: batches into the replay, `learn` here, publish; how many steps are due
     replay/step_store.py, buffer.py    keep steps, frames once, n-step returns; minibatches, priorities (sum_tree.py)
     torch/q_network.py, trainee.py     encoder and heads, their noise; the optimizer, clipping, devices
@@ -41,16 +42,15 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rlplat.rl.algorithm_config import EvaluationConfig, PolicyConfig
-from rlplat.rl.interfaces import Activation, Array, Result, Weights
+from rlplat.rl.interfaces import Activation, Array, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan
-from rlplat.rl.multi_agent.policy_rings import PolicyRings
+from rlplat.rl.multi_agent.policy_map import MultiAgentConfig
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.off_policy.learner import REPLAY, OffPolicyConfig, OffPolicyLearner, TargetsAhead
 from rlplat.rl.off_policy.ring import OffPolicy
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.make import q_policy_for
-from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec, require_discrete
+from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
 from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.schedules import LinearSchedule, ScheduledShare
@@ -416,7 +416,7 @@ class DQNLearner(OffPolicyLearner[DQNConfig]):
 
 
 class DQN(OffPolicy[DQNConfig]):
-    """The ring, and `step()`, which turns it once.
+    """The ring of off_policy/ring.py, which `step()` turns once.
 
     with DQN(DQNConfig(env="CartPole-v1", seed=1)) as dqn:
         while (result := dqn.step()).env_steps < 50_000:
@@ -430,33 +430,6 @@ class DQN(OffPolicy[DQNConfig]):
     losses = ("loss",)
     weights_keys = ("weights", "target")
     make_policy = staticmethod(q_policy_for)
-
-    def setup(self) -> None:
-        """Learner with its replay, rollout workers; returns when the first weights are published."""
-        settings, self.spaces = self.config.model_dump(), self.preflight(require_discrete)
-        shapes = [self.replay_shape(*each) for each in self.policies(self.spaces)]
-        if isinstance(self.spaces, MultiAgentPlan):  # such a ring for every policy
-            replays = dict(zip(self.spaces.policies, shapes, strict=True))
-            rings = PolicyRings(
-                self.spaces,
-                settings,
-                lambda name, own, spec, server: self.learner_group(own, spec, server, replays[name]),
-            )
-            self.learners = self.add(rings, saved_as="learner")
-            make_worker = rings.worker_maker(self.make_policy, record="transitions")
-            self.workers = self.start_workers(make_worker, len(self.spaces.trained))
-        else:
-            spec = policy_spec(settings["policy"], self.spaces)
-            self.learners = self.start_learners(settings, spec, *shapes)
-            self.workers = self.start_rollout_workers(settings, self.make_policy)
-        self.learners.wait_until_ready()
-
-    def step(self) -> Result:
-        """One round: every worker samples, the learner learns and publishes."""
-        self.require_open()
-        batches = self.workers.sample(*self.learners.latest())
-        report = self.workers.deliver(batches, self.learners.update)
-        return self.result(report, self.workers.metrics())
 
     def replay_shape(self, spec: PolicySpec, num_columns: int) -> ReplayShape:
         config = self.config

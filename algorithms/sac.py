@@ -16,6 +16,7 @@ Before this file, and after it (rlplat/rl/...):
     sampling/rollout_worker.py         steps environments, records a TransitionBatch of `rollout_length` steps of each
     policies/bounded_actor.py          acts: the actor in numpy; uniform actions before `learning_starts`
     sampling/worker_group.py           the workers: asks all, replaces one that died
+    off_policy/ring.py                 the ring: `setup` with its pre-flight, and `step`, which turns it once
     off_policy/learner.py              a round: batches into the replay, `learn` here, publish; how many steps are due
     replay/step_store.py, buffer.py    keep steps, sum up n-step returns, draw minibatches; hindsight.py: other goals
     torch/continuous_control.py        actor, critics, targets, their optimizers, noise; squashed_sample
@@ -39,12 +40,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 import numpy as np
 from pydantic import Field
 
-from rlplat.rl.interfaces import Result
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.numpy_learning import Adam
 from rlplat.rl.off_policy.learner import ContinuousConfig, ContinuousLearner
 from rlplat.rl.off_policy.ring import ContinuousControl, bounded_actor
-from rlplat.rl.policies.bounded_actor import ActorSpec, require_bounded
+from rlplat.rl.policies.bounded_actor import ActorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -199,7 +199,7 @@ class SACLearner(ContinuousLearner[SACConfig]):
 
 
 class SAC(ContinuousControl[SACConfig]):
-    """The ring, which `step()` turns once.
+    """The ring of off_policy/ring.py, which `step()` turns once.
 
     with SAC(SACConfig(env="Pendulum-v1", seed=1)) as sac:
         while (result := sac.step()).env_steps < 10_000:
@@ -209,18 +209,3 @@ class SAC(ContinuousControl[SACConfig]):
     name, config_class, learner_class = "sac", SACConfig, SACLearner
     losses = ("soft_targets", "critic_loss", "actor_loss")
     make_policy = staticmethod(partial(bounded_actor, actor=GAUSSIAN))
-
-    def setup(self) -> None:
-        """Learner and rollout workers; returns when the first weights are published."""
-        settings, self.spaces = self.config.model_dump(), self.preflight(require_bounded)
-        [(spec, num_envs)] = self.policies(self.spaces)
-        self.learners = self.start_learners(settings, spec, self.replay_shape(spec, num_envs))
-        self.workers = self.start_rollout_workers(settings, self.make_policy)
-        self.learners.wait_until_ready()
-
-    def step(self) -> Result:
-        """One round: every worker samples, the learner learns and publishes."""
-        self.require_open()
-        batches = self.workers.sample(*self.learners.latest())
-        report = self.workers.deliver(batches, self.learners.update)
-        return self.result(report, self.workers.metrics())

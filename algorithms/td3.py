@@ -19,6 +19,7 @@ Before this file, and after it (rlplat/rl/...):
     sampling/rollout_worker.py         steps environments, records a TransitionBatch of `rollout_length` steps of each
     policies/bounded_actor.py          acts: the actor in numpy, with noise; uniform actions before `learning_starts`
     sampling/worker_group.py           the workers: asks all, replaces one that died
+    off_policy/ring.py                 the ring: `setup` with its pre-flight, and `step`, which turns it once
     off_policy/learner.py              a round: batches into the replay, `learn` here, publish; how many steps are due
     replay/step_store.py, buffer.py    keep steps, sum up n-step returns, draw minibatches; hindsight.py: other goals
     torch/continuous_control.py        actor, critics, their targets and optimizers, noise
@@ -40,11 +41,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from pydantic import Field
 
-from rlplat.rl.interfaces import Policy, Result
+from rlplat.rl.interfaces import Policy
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.off_policy.learner import ContinuousConfig, ContinuousLearner
 from rlplat.rl.off_policy.ring import ContinuousControl, bounded_actor
-from rlplat.rl.policies.bounded_actor import ActorSpec, require_bounded
+from rlplat.rl.policies.bounded_actor import ActorSpec
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.section import Count
 
@@ -170,7 +171,7 @@ class TD3Learner(ContinuousLearner[TD3Config]):
 
 
 class TD3(ContinuousControl[TD3Config]):
-    """The ring, which `step()` turns once.
+    """The ring of off_policy/ring.py, which `step()` turns once.
 
     with TD3(TD3Config(env="Pendulum-v1", seed=1)) as td3:
         while (result := td3.step()).env_steps < 10_000:
@@ -180,21 +181,6 @@ class TD3(ContinuousControl[TD3Config]):
     name, config_class, learner_class = "td3", TD3Config, TD3Learner
     losses = ("smoothed_actions", "clipped_targets", "critic_loss", "actor_loss")
     weights_keys = ("weights", "target_actor")
-
-    def setup(self) -> None:
-        """Learner and rollout workers; returns when the first weights are published."""
-        settings, self.spaces = self.config.model_dump(), self.preflight(require_bounded)
-        [(spec, num_envs)] = self.policies(self.spaces)
-        self.learners = self.start_learners(settings, spec, self.replay_shape(spec, num_envs))
-        self.workers = self.start_rollout_workers(settings, self.make_policy)
-        self.learners.wait_until_ready()
-
-    def step(self) -> Result:
-        """One round: every worker samples, the learner learns and publishes."""
-        self.require_open()
-        batches = self.workers.sample(*self.learners.latest())
-        report = self.workers.deliver(batches, self.learners.update)
-        return self.result(report, self.workers.metrics())
 
     @staticmethod
     def make_policy(

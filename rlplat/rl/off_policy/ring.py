@@ -1,5 +1,5 @@
-"""`OffPolicy`: what off-policy algorithms do alike beside `setup` and `step`; `ContinuousControl`: those whose actions
-are bounded and continuous.
+"""`OffPolicy`: the ring of off-policy algorithms, which differ in what their learner does; `ContinuousControl`: that of
+those whose actions are bounded and continuous.
 
     rollout workers ──TransitionBatch refs──▶ learner (with its replay) ──weights──▶ parameter server ──▶ workers
 
@@ -16,13 +16,14 @@ import numpy as np
 
 from rlplat.errors import ConfigError
 from rlplat.rl.class_path import load_class
-from rlplat.rl.interfaces import MakePolicy, Weights
+from rlplat.rl.interfaces import MakePolicy, Result, Weights
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan, look_at_env
+from rlplat.rl.multi_agent.policy_rings import PolicyRings
 from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.off_policy.learner import ContinuousConfig, OffPolicyConfig
-from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor
+from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor, require_bounded
 from rlplat.rl.policies.framework_check import require_framework, require_torch
-from rlplat.rl.policies.spec import PolicySpec, policy_spec
+from rlplat.rl.policies.spec import PolicySpec, policy_spec, require_discrete
 from rlplat.rl.replay.buffer import ReplayShape, require_room
 from rlplat.rl.replay.hindsight import hindsight_of, record_of, require_goals
 from rlplat.rl.run.algorithm import Algorithm
@@ -41,11 +42,40 @@ Require = Callable[[SpaceSpec, str, str], None]
 
 
 class OffPolicy(Algorithm[AnyConfig]):
-    """A subclass writes what `Algorithm` asks for."""
+    """A subclass writes `name`, `config_class`, `learner_class` (an `OffPolicyLearner`) and `make_policy`; the ring is
+    this one, unless it has another `setup` and `step`."""
 
     spaces: Any
+    require_spaces = staticmethod(require_discrete)
+    """Refuses those that it cannot learn in."""
     takes_cores = False
     """Whether its replay holds sequences, for policies with a core."""
+
+    def setup(self) -> None:
+        """Learner with its replay (one for every policy, with several agents), rollout workers; returns when the first
+        weights are published."""
+        settings, self.spaces = self.config.model_dump(), self.preflight(self.require_spaces)
+        policies = self.policies(self.spaces)
+        shapes = [self.replay_shape(*each) for each in policies]
+        if isinstance(self.spaces, MultiAgentPlan):
+            replays = dict(zip(self.spaces.policies, shapes, strict=True))
+            rings = PolicyRings(
+                self.spaces, settings, lambda name, *its: self.learner_group(*its, replays[name])
+            )
+            self.learners = self.add(rings, saved_as="learner")
+            make_worker = rings.worker_maker(self.make_policy, record="transitions")
+            self.workers = self.start_workers(make_worker, len(self.spaces.trained))
+        else:
+            self.learners = self.start_learners(settings, policies[0][0], *shapes)
+            self.workers = self.start_rollout_workers(settings, self.make_policy)
+        self.learners.wait_until_ready()
+
+    def step(self) -> Result:
+        """One round: every worker samples, the learner learns and publishes."""
+        self.require_open()
+        batches = self.workers.sample(*self.learners.latest())
+        report = self.workers.deliver(batches, self.learners.update)
+        return self.result(report, self.workers.metrics())
 
     def preflight(self, require: Require) -> Any:
         """In the driver, before any actor starts: environment and networks fit, and the replay fits into memory -> the
@@ -115,6 +145,8 @@ class OffPolicy(Algorithm[AnyConfig]):
 
 class ContinuousControl(OffPolicy[BoundedConfig]):
     """Of SAC and TD3."""
+
+    require_spaces = staticmethod(require_bounded)
 
     def set_weights(self, weights: Weights) -> None:
         super().set_weights(weights)
