@@ -86,6 +86,11 @@ class PolicyConfig(Section):
     """Orthogonal initialisation with small policy head; false: the framework's own."""
     initial_log_std: float = Field(default=0.0, ge=-20.0, le=10.0)
     """Box actions: log of the standard deviation at the start, one parameter per dimension."""
+    use_sde: bool = False
+    """Box actions: noise that is a function of the features (gSDE, Raffin et al. 2021), the same one for several steps:
+    smooth where independent noise jerks."""
+    sde_sample_freq: int = Field(default=-1, ge=-1, le=1_000_000)
+    """use_sde: steps after which another function is drawn; -1: with every rollout."""
     rescale_actions: bool = False
     """Box actions: the bounds are -1 and 1 to the policy; false: it acts in the environment's own units, with a first
     deviation of 1 (or e^initial_log_std)."""
@@ -104,6 +109,16 @@ class PolicyConfig(Section):
     """Heads of the attention core; they divide core_size."""
     custom: Literal[""] | ClassPath = ""
     """pkg.mod:Class or ./file.py:Class of a network of your own (docs/custom-policy.md); --policy sets this."""
+
+    @model_validator(mode="after")
+    def _refuse_what_explores_nothing(self) -> Self:
+        if self.sde_sample_freq == 0:
+            raise ValueError("sde_sample_freq=0: give a number of steps, or -1 for once a rollout")
+        if self.sde_sample_freq != -1 and not self.use_sde:
+            raise ValueError(
+                f"sde_sample_freq={self.sde_sample_freq} is of use_sde: set that to true, or omit it"
+            )
+        return self
 
 
 class LearnerConfig(Section):

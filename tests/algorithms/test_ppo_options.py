@@ -58,6 +58,37 @@ def test_who_acts_with_the_trained_policy_needs_the_actors_observations_alone(tm
     np.testing.assert_array_equal(exported.act({"cue": cue}), alone)
 
 
+class Follow(gymnasium.Env[Any, Any]):
+    """Each of 8 actions is to be as the number seen."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._time = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        error = float(action[0] - self._target[0])
+        self._time += 1
+        return self._seen(), -(error**2), self._time == 8, False, {}
+
+    def _seen(self) -> Any:
+        self._target = self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)
+        return self._target
+
+
+def test_state_dependent_exploration_learns() -> None:
+    settings: dict[str, Any] = {
+        "env": Follow,
+        "learning_rate": 3e-3,
+        "policy": {"use_sde": True, "sde_sample_freq": 4},
+    }
+    assert returns(**settings, env_steps=1_000) < -2.0
+    assert returns(**settings, env_steps=15_000) > -0.5
+
+
 def hundredfold() -> Any:
     return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: 100.0 * reward)
 

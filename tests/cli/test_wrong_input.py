@@ -109,7 +109,7 @@ def said(capsys: Any, *arguments: str) -> str:
         (("train", "a.yaml", "b.yaml"), "unexpected: b.yaml (rlplat train --help)\n"),
         ((*CARTPOLE, "--stop", "5000"), "(it takes settings by name: --stop.env-steps 5000)"),
         ((*CARTPOLE, "--policy", "MlpPolicy"), "omit it, the network follows the observations"),
-        ((*CARTPOLE, "--use-sde"), "(from --use-sde); there is no state-dependent exploration here: omit it"),
+        ((*CARTPOLE, "--use-sde"), "unknown key 'use_sde' (from --use-sde); did you mean 'policy.use_sde'?"),
         (("list", "foo"), "objects, nodes, workers, placement-groups, clusters, not 'foo' (rlplat list --help)"),
         (("logs", "lab.yaml", "-f"), "rlplat jobs lab.yaml logs ID (what one printed)"),
         (("stack", "lab.yaml"), "rlplat exec lab.yaml -- rlplat stack (this on its head)"),

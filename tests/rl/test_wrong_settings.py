@@ -58,6 +58,13 @@ def test_groups_of_observations_are_refused_where_there_is_no_critic_to_see_more
     assert "the groups are actor and critic, not policy" in said
 
 
+def test_state_dependent_exploration_that_would_not_be_is_refused() -> None:
+    assert "sde_sample_freq=4 is of use_sde" in message(policy={"sde_sample_freq": 4})
+    assert "give a number of steps, or -1" in message(policy={"use_sde": True, "sde_sample_freq": 0})
+    for config in (DQNConfig, SACConfig, TD3Config, ESConfig, AlphaZeroConfig):
+        assert "policy.use_sde=True has no effect" in message(config, policy={"use_sde": True})
+
+
 def test_an_adapted_learning_rate_begins_with_a_number() -> None:
     said = message(desired_kl=0.01, learning_rate={"schedule": "linear", "start": 1e-3, "end": 0})
     assert "desired_kl adapts the learning rate: give learning_rate the number to begin with" in said

@@ -108,10 +108,11 @@ class Computation:
         spec.require_used()
         if (framework := self.backend(config, spec)) != "numpy":
             require_framework(framework, config.learner.num_learners)
-            if framework != "torch" and spec.actor_obs:
-                raise ConfigError(
-                    f"policy.obs_groups is for framework=torch: omit it, or framework={framework}"
-                )
+            for key, value in (("obs_groups", spec.actor_obs), ("use_sde", spec.use_sde)):
+                if framework != "torch" and value:
+                    raise ConfigError(
+                        f"policy.{key} is for framework=torch: omit it, or framework={framework}"
+                    )
             for key in TORCH_ONLY if framework != "torch" else ():
                 if getattr(config, key, None) is not None:
                     raise ConfigError(f"{key} is for framework=torch: omit it, or framework={framework}")

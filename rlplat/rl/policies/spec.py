@@ -69,6 +69,8 @@ class PolicySpec:
     encoders: dict[str, str] = field(default_factory=dict)
     """The encoder of every observation that goes through convolutions, by path."""
     layer_norm: bool = False
+    use_sde: bool = False
+    sde_sample_freq: int = -1
     critic_hidden_sizes: tuple[int, ...] = ()
     """Empty: as the actor's."""
     actor_obs: tuple[str, ...] = ()
@@ -139,6 +141,7 @@ class PolicySpec:
             and self.encoder == "mlp"
             and self.core == "none"
             and not self.custom
+            and not self.use_sde
             and len(self.heads) == 1
             and self.heads[0].kind in ("categorical", "gaussian")
         )
@@ -167,6 +170,13 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
             f"policy.core_size={policy['core_size']} does not divide into policy.attention_heads="
             f"{policy['attention_heads']} equal heads"
         )
+    if policy.get("use_sde") and (spaces.action.kind != "box" or policy["custom"]):
+        what = (
+            f"your network {policy['custom']} explores"
+            if policy["custom"]
+            else f"actions are {spaces.action}"
+        )
+        raise ConfigError(f"policy.use_sde is for Box actions and rlplat's own network, but {what}: omit it")
     groups = policy.get("obs_groups") or {}
     actor_obs, critic_obs = (_group(obs, groups, name) for name in ("actor", "critic"))
     if groups and (shared is True or core != "none"):
@@ -202,6 +212,8 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
         encoders=encoders,
         layer_norm=policy.get("layer_norm", False),
         critic_hidden_sizes=tuple(critic_sizes),
+        use_sde=policy.get("use_sde", False),
+        sde_sample_freq=policy.get("sde_sample_freq", -1),
         actor_obs=actor_obs,
         critic_obs=critic_obs,
     )

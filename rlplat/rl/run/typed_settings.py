@@ -58,6 +58,8 @@ class PolicySettings(TypedDict, total=False):
     share_encoder: Literal["auto"] | bool
     orthogonal_init: bool
     initial_log_std: float
+    use_sde: bool
+    sde_sample_freq: int
     rescale_actions: bool
     squash_actions: bool
     obs_groups: Mapping[str, Sequence[str]]
@@ -143,6 +145,8 @@ class ContinuousPolicySettings(TypedDict, total=False):
     share_encoder: Literal["auto"] | bool
     orthogonal_init: bool
     initial_log_std: float
+    use_sde: bool
+    sde_sample_freq: int
     rescale_actions: bool
     squash_actions: bool
     obs_groups: Mapping[str, Sequence[str]]

@@ -33,6 +33,9 @@ class ActionDistribution:
     What torch.distributions would compute, without its validation, which costs more than the arithmetic.
     """
 
+    explored: Tensor | None = None
+    """float32[N, F]: with `use_sde`, the features that noise is a function of."""
+
     def __init__(
         self, spec: PolicySpec, params: Tensor, log_std: Tensor | None = None, mask: Tensor | None = None
     ) -> None:

@@ -15,6 +15,9 @@ from rlplat.rl.torch.cores import make_core
 from rlplat.rl.torch.encoders import TensorObs, make_encoder
 from rlplat.rl.torch.network_check import errors_named
 
+SDE_EPSILON = 1e-6
+"""Of a variance: features may all be zero."""
+
 
 class ActorCritic(nn.Module):
     """Policy and value network of a `PolicySpec`: one encoder for both heads (`share_encoder`) or one for each.
@@ -45,7 +48,13 @@ class ActorCritic(nn.Module):
             num_features = int(self.critic_encoder.num_features)
         self.critic_head = nn.Linear(num_features, 1)
         if spec.num_gaussian:
-            self.log_std = nn.Parameter(torch.full((spec.num_gaussian,), spec.initial_log_std))
+            shape: tuple[int, ...] = (spec.num_gaussian,)
+            initial = spec.initial_log_std
+            if (
+                spec.use_sde
+            ):  # of every weight of the noise: of actions, it is as large for features of size 1
+                shape, initial = (num_features, *shape), initial - 0.5 * math.log(num_features)
+            self.log_std = nn.Parameter(torch.full(shape, initial))
         if spec.orthogonal_init:
             self._initialize_orthogonally()
 
@@ -68,9 +77,19 @@ class ActorCritic(nn.Module):
         return distribution, values.squeeze(-1), state
 
     def distribution(self, features: Tensor, obs: TensorObs) -> ActionDistribution:
-        """features: float32[N, F] -> the distribution of N actions; the place for heads of one's own."""
+        """features: float32[N, F] -> the distribution of N actions; the place for heads of one's own.
+
+        With `use_sde` noise is a linear function of the features, whose weights are drawn with deviations exp(log_std),
+        [F, A]: that of an action is sqrt(sum_f (features_f * deviation_f)^2) (Raffin et al. 2021, equation 7).
+        """
         mask = obs["action_mask"].bool() if self.spec.has_mask else None  # type: ignore[index]
-        return ActionDistribution(self.spec, self.actor_head(features), getattr(self, "log_std", None), mask)
+        log_std, explored = getattr(self, "log_std", None), None
+        if self.spec.use_sde:
+            explored = features.detach()
+            log_std = 0.5 * torch.log(explored.square() @ (2.0 * self.log_std).exp() + SDE_EPSILON)
+        distribution = ActionDistribution(self.spec, self.actor_head(features), log_std, mask)
+        distribution.explored = explored
+        return distribution
 
     def evaluate_actions(
         self,

@@ -60,6 +60,14 @@ def test_sizes_of_a_critic_need_a_network_of_its_own() -> None:
             make_spec(critic_hidden_sizes=[9], **policy)
 
 
+def test_state_dependent_exploration_is_of_box_actions() -> None:
+    assert not make_spec(action=BOX, use_sde=True).is_plain_mlp
+    with pytest.raises(
+        ConfigError, match=r"policy.use_sde is for Box actions and .*, but actions are .*: omit it"
+    ):
+        make_spec(use_sde=True)
+
+
 def test_groups_of_observations() -> None:
     spec = make_spec(TREE, obs_groups={"actor": ["gear", "arm"], "critic": ["camera", "gear"]})
     assert (

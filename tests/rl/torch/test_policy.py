@@ -75,6 +75,38 @@ def tensors(obs: Obs, spec: PolicySpec) -> Any:
     return map_obs(tensor, obs, spec.obs)
 
 
+@pytest.mark.parametrize("freq", [-1, 3])
+def test_state_dependent_noise_is_one_function_of_the_features_until_it_is_drawn_anew(freq: int) -> None:
+    """Raffin et al. 2021, section 4: a = mu(s) + W z(s), W ~ N(0, sigma^2), so that a_j has the variance
+    sum_f (z_f sigma_fj)^2."""
+    spec = make_spec(action=BOX, use_sde=True, sde_sample_freq=freq, initial_log_std=-0.5)
+    network = network_for(spec)
+    with torch.no_grad():
+        network.log_std.add_(torch.randn_like(network.log_std) * 0.3)
+    policy, rng = acting(spec, network), np.random.default_rng(0)
+    obs = random_obs(spec, (4,), rng)
+    with torch.no_grad():
+        z = network.actor_encoder(tensors(obs, spec))
+        means = network.actor_head(z)
+        std = (z.square() @ network.log_std.exp().square()).sqrt()
+    outputs = [policy.act(obs) for _ in range(7)]
+    for output in outputs:
+        expected = torch.distributions.Normal(means, std).log_prob(torch.from_numpy(output.actions)).sum(-1)
+        np.testing.assert_allclose(output.log_probs, expected, rtol=1e-3, atol=1e-3)
+    same = [bool((output.actions == outputs[0].actions).all()) for output in outputs]
+    assert same == ([True] * 7 if freq == -1 else [True] * 3 + [False] * 4)
+    policy.set_weights(weights_of(network))
+    assert (policy.act(obs).actions != outputs[-1].actions).any()
+    greedy = policy.act(obs, deterministic=True).actions
+    np.testing.assert_allclose(greedy, means, rtol=1e-5, atol=1e-6)
+
+    drawn = []
+    for _ in range(3_000):
+        policy.set_weights(weights_of(network))
+        drawn.append(policy.act(obs).actions)
+    np.testing.assert_allclose(np.std(drawn, axis=0), std, rtol=0.08)  # 6 standard errors
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_numpy_and_torch_give_the_same_numbers(name: str) -> None:
     spec = PLAIN[name]
