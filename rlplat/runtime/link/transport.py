@@ -71,7 +71,8 @@ class Transport:
         if listens:
             self._socket.bind(self._endpoint(client_id))
         self._client_id = client_id
-        self._is_spread = os.path.exists(os.path.join(session, SEVERAL))
+        self.is_spread = os.path.exists(os.path.join(session, SEVERAL))
+        """Peers may be on other machines."""
         self.forward: Callable[[str, str, bytes], None] | None = None
         """Of a node: takes frames (from, to, bytes) for peers on other machines."""
         self._labels: dict[str, bytes] = {}
@@ -91,7 +92,7 @@ class Transport:
 
     def is_far(self, peer: str) -> bool:
         """Whether it is on another machine (or gone, in a cluster of several)."""
-        return self._is_spread and not os.path.exists(os.path.join(self._path, peer))
+        return self.is_spread and not os.path.exists(os.path.join(self._path, peer))
 
     def label(self, peer: str) -> bytes:
         """Where messages for `peer` go; connects to it unless it has connected to us."""
@@ -266,7 +267,7 @@ class Transport:
                 continue
             frame = receive(_NOBLOCK)
             if more(_RCVMORE):
-                if self._is_spread:
+                if self.is_spread:
                     sender, frame = self._receive_far(sender, frame.decode(errors="replace"))
                     if not frame:
                         continue

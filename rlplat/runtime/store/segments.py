@@ -222,6 +222,10 @@ class Store:
             if len(spares) > 1 and spares[-2].filled > own.filled:  # the fullest last: it fits most values
                 spares[-1], spares[-2] = spares[-2], spares[-1]
 
+    def has_values(self) -> bool:
+        """Whether segments of ours hold what somebody has not freed."""
+        return bool(self._in_use or self._on_disk or self._moving)
+
     def lose(self, *names: str) -> None:
         """The owners found the bytes of these segments of ours missing: never use them again."""
         for name in names:

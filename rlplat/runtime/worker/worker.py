@@ -235,7 +235,7 @@ class Worker(Client):
                 if self._transport.num_unsent:
                     crash_point("before_results_leave")
                     self._transport.flush()
-                if self._exits and (self._is_actor or not len(self.objects.book)):
+                if self._exits and (self._is_actor or not self._is_needed()):
                     return False
                 self._loop.enter()
                 try:
@@ -243,6 +243,10 @@ class Worker(Client):
                 finally:
                     self._loop.leave()
         return True
+
+    def _is_needed(self) -> bool:
+        """For what it owns; or what it has made, for an owner on another machine, who cannot take that over."""
+        return len(self.objects.book) > 0 or (self._transport.is_spread and self.objects.store.has_values())
 
     # ---------------------------------------------------------------- the call that runs
 

@@ -208,6 +208,23 @@ def test_a_pulled_value_outlives_its_maker_and_another_is_made_again(join: str, 
     assert (array[0], same) == (1, maker)
 
 
+def test_a_worker_that_retires_stays_for_what_others_need_of_it(join: str, start: Start) -> None:
+    start("--resource", "far=1")
+    init(join)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0, max_calls=1, max_retries=0)
+    def make(number: int) -> tuple[np.ndarray, int]:
+        return np.full(1_000_000, number), os.getpid()
+
+    first, second = make.remote(1), make.remote(2)
+    rlplat.wait([first, second], num_returns=2, timeout=60)
+    (one, maker), (two, other) = rlplat.get([first, second], timeout=60)
+    assert (one[0], two[0]) == (1, 2)
+    assert maker != other
+    del one, two, first, second
+    assert soon(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in (maker, other)))
+
+
 def test_a_value_for_which_the_reader_has_no_room_is_refused_in_words(join: str, start: Start) -> None:
     start("--resource", "far=1")
     rlplat.init(num_cpus=1, num_gpus=0, address=join, object_store_memory=16 << 20)
