@@ -6,7 +6,7 @@ import base64
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,13 +213,21 @@ def _write_page(path: Path, analysis: Analysis, pictures: dict[str, Path], goes_
     from rlplat.tune.directory import config_text
 
     best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
-    text = page(
-        title=analysis.name,
-        headline=headline(analysis, goes_on),
-        config=config_text(best[0].config) if best and len(analysis.metric) == 1 else "",
-        table=best_table(analysis, best),
-        notes=[importance_text(analysis)] if best else [analysis.why_none()],
-        pictures={name: file.read_bytes() for name, file in pictures.items()},
+    parts = [f"<h1>{escape(analysis.name)}</h1>", f"<p>{escape(headline(analysis, goes_on))}</p>"]
+    if best and len(analysis.metric) == 1:
+        parts += ["<h2>Best config</h2>", f"<pre>{escape(config_text(best[0].config))}</pre>"]
+    if best:
+        parts += ["<h2>Best trials</h2>", _table(*best_table(analysis, best))]
+    parts += [f"<p>{escape(importance_text(analysis) if best else analysis.why_none())}</p>"]
+    for name, file in pictures.items():
+        heading = _HEADINGS.get(name, name.replace("_", " "))
+        source = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+        parts += [f"<h2>{escape(heading)}</h2>", f'<img src="{source}" alt="{escape(heading)}">']
+    body = "\n".join(parts)
+    text = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{escape(analysis.name)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
     _writing(path, lambda target: target.write_text(text, encoding="utf-8"))
 
@@ -260,53 +268,17 @@ _HEADINGS = {
 }
 
 
-def page(
-    *,
-    title: str,
-    headline: str,
-    config: str,
-    table: tuple[Sequence[str], Sequence[Sequence[Any]]],
-    notes: Sequence[str],
-    pictures: Mapping[str, bytes],
-) -> str:
-    """config: YAML of the best one, empty where there is none; table: header and rows; pictures: PNG by name."""
-    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(headline)}</p>"]
-    if config:
-        parts += ["<h2>Best config</h2>", f"<pre>{escape(config)}</pre>"]
-    header, rows = table
-    if rows:
-        parts += ["<h2>Best trials</h2>", _table(header, rows)]
-    parts += [f"<p>{escape(note)}</p>" for note in notes]
-    for name, data in pictures.items():
-        heading = _HEADINGS.get(name, name.replace("_", " "))
-        source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-        parts += [f"<h2>{escape(heading)}</h2>", f'<img src="{source}" alt="{escape(heading)}">']
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
-
-
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     from rlplat.tune.roster import value_text
 
-    numeric = [
-        all(isinstance(row[column], int | float) and not isinstance(row[column], bool) for row in rows)
+    looks = [
+        ' class="number"' if all(type(row[column]) in (int, float) for row in rows) else ""
         for column in range(len(header))
     ]
-    lines = [
-        "<tr>"
-        + "".join(_cell("th", name, right) for name, right in zip(header, numeric, strict=True))
-        + "</tr>"
-    ]
-    for row in rows:
-        cells = (_cell("td", value_text(value), right) for value, right in zip(row, numeric, strict=True))
-        lines.append("<tr>" + "".join(cells) + "</tr>")
+
+    def line(tag: str, texts: Iterable[str]) -> str:
+        cells = (f"<{tag}{look}>{escape(text)}</{tag}>" for text, look in zip(texts, looks, strict=True))
+        return f"<tr>{''.join(cells)}</tr>"
+
+    lines = [line("th", header), *(line("td", map(value_text, row)) for row in rows)]
     return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
-
-
-def _cell(tag: str, text: str, is_number: bool) -> str:
-    look = ' class="number"' if is_number else ""
-    return f"<{tag}{look}>{escape(text)}</{tag}>"

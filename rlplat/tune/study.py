@@ -194,17 +194,13 @@ class Study:
             self.note(trial)
             return
         progress, score = trial.history[-1]
-        self._set_attr(
-            "system",
+        self._of_trial(
             trial.number,
+            "set_trial_system_attr",
             f"report:{number}",
             [progress, trial.step, written.life, list(trial.values)],
         )
-        self._do(
-            lambda storage, _: storage.set_trial_intermediate_value(
-                written.trial_id, number, self._sign * score
-            )
-        )
+        self._of_trial(trial.number, "set_trial_intermediate_value", number, self._sign * score)
         written.reports = number
 
     def note(self, trial: Trial) -> None:
@@ -215,19 +211,19 @@ class Study:
         written.reports = len(trial.history)
         record = self._record(trial, written.reports, written.life)
         if record != written.record:
-            self._set_attr("system", trial.number, "trial", json.loads(record))
+            self._of_trial(trial.number, "set_trial_system_attr", "trial", json.loads(record))
             written.record = record
         config = as_json(trial.config, "config")
         if config != written.config:  # for who looks at the storage
-            self._set_attr("user", trial.number, "config", json.loads(config))
+            self._of_trial(trial.number, "set_trial_user_attr", "config", json.loads(config))
             written.config = config
 
     def end(self, trial: Trial) -> None:
         """`trial.state` has ended: the last word on it."""
         if trial.last:
-            self._set_attr("user", trial.number, "metrics", as_plain(trial.last, "metrics"))
+            self._of_trial(trial.number, "set_trial_user_attr", "metrics", as_plain(trial.last, "metrics"))
         if trial.error:
-            self._set_attr("user", trial.number, "error", trial.error)
+            self._of_trial(trial.number, "set_trial_user_attr", "error", trial.error)
         self.note(trial)
         self._finish(trial)
 
@@ -301,9 +297,10 @@ class Study:
     def _do(self, action: Callable[[BaseStorage, int], T]) -> T:
         return self._open.do(lambda: action(self._open.storage, self._open.study_id))
 
-    def _set_attr(self, whose: Literal["system", "user"], number: int, key: str, value: Any) -> None:
-        trial_id = self._written[number].trial_id
-        self._do(lambda storage, _: getattr(storage, f"set_trial_{whose}_attr")(trial_id, key, value))
+    def _of_trial(self, number: int, verb: str, *arguments: Any) -> None:
+        """Call the storage's method `verb` on a trial."""
+        trial_id, study = self._written[number].trial_id, self._open
+        study.do(lambda: getattr(study.storage, verb)(trial_id, *arguments))
 
     @staticmethod
     def _record(trial: Trial, reports: int, life: int) -> str:
