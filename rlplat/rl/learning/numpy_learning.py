@@ -24,9 +24,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlplat.errors import CheckpointError
 from rlplat.rl.algorithm_config import weight_decay_of
 from rlplat.rl.interfaces import Array, Weights
+from rlplat.rl.policies.framework_check import weight_for
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.saved import Saved
 
@@ -436,12 +436,7 @@ class NumpyTrainee:
     def set_weights(self, weights: Weights) -> None:
         """Further names (normaliser statistics) are left alone."""
         for name, array in self.network.weights.items():
-            if name not in weights or weights[name].shape != array.shape:
-                has = f"has shape {weights[name].shape}" if name in weights else "is missing"
-                raise CheckpointError(
-                    f"weights: {name!r} {has}, but the network of the config has {array.shape}"
-                )
-            array[...] = weights[name]
+            array[...] = weight_for(weights, name, array.shape)
 
     def get_state(self) -> dict[str, Any]:
         assert self._adam is not None

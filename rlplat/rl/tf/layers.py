@@ -8,6 +8,7 @@ order; the largest convolution kernel of ours is 36,864 numbers).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -71,6 +72,16 @@ def orthogonal(shape: tuple[int, ...], gain: float) -> np.ndarray:
     q *= np.sign(np.diag(r))  # makes the draw uniform over orthogonal matrices
     matrix = q.T if num_rows < num_columns else q
     return np.ascontiguousarray(gain * matrix, np.float32).reshape(shape)
+
+
+def initialize_orthogonally(modules: Iterable[tf.Module], gains: Mapping[int, float] | None = None) -> None:
+    """Those that are linear or convolutions; gains: by `id`, sqrt(2) for others; biases 0."""
+    for module in modules:
+        if isinstance(module, Linear | Conv):
+            gain = (gains or {}).get(id(module), math.sqrt(2.0))
+            module.weight.assign(orthogonal(tuple(module.weight.shape), gain))
+            if module.bias is not None:
+                module.bias.assign(tf.zeros_like(module.bias))
 
 
 def _uniform_parameters(

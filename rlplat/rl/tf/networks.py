@@ -7,7 +7,6 @@ wrong, it gets wrong here, with both sides named. It also builds Keras layers, w
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rlplat.errors import RlplatError, UsageError
@@ -18,7 +17,7 @@ from rlplat.rl.tf import tf
 from rlplat.rl.tf.action_distributions import ActionDistribution
 from rlplat.rl.tf.cores import make_core
 from rlplat.rl.tf.encoders import TensorObs, make_encoder
-from rlplat.rl.tf.layers import Conv, Linear, orthogonal
+from rlplat.rl.tf.layers import Linear, initialize_orthogonally
 from rlplat.rl.tf.tensors import named_variables, sample_obs
 
 
@@ -53,7 +52,10 @@ class ActorCritic(tf.Module):
         if spec.num_gaussian:
             self.log_std = tf.Variable(tf.fill((spec.num_gaussian,), spec.initial_log_std))
         if spec.orthogonal_init:
-            self._initialize_orthogonally()
+            heads = {id(self.actor_head): 0.01, id(self.critic_head): 1.0}
+            parts = [self.actor_encoder, self.critic_encoder, self.actor_head, self.critic_head]
+            whole = [part for part in parts if isinstance(part, tf.Module)]
+            initialize_orthogonally((module for part in whole for module in (part, *part.submodules)), heads)
 
     def __call__(
         self, obs: TensorObs, state: tf.Tensor | None = None, starts: tf.Tensor | None = None
@@ -84,17 +86,6 @@ class ActorCritic(tf.Module):
         """(log pi(actions | obs), entropy of pi(. | obs), V(obs)), float32[N] each."""
         distribution, values, _ = self(obs, state, starts)
         return distribution.log_prob(actions), distribution.entropy(), values
-
-    def _initialize_orthogonally(self) -> None:
-        gains = {id(self.actor_head): 0.01, id(self.critic_head): 1.0}
-        parts = [self.actor_encoder, self.critic_encoder, self.actor_head, self.critic_head]
-        for part in (part for part in parts if isinstance(part, tf.Module)):
-            for module in (part, *part.submodules):
-                if isinstance(module, Linear | Conv):
-                    gain = gains.get(id(module), math.sqrt(2.0))
-                    module.weight.assign(orthogonal(tuple(module.weight.shape), gain))
-                    if module.bias is not None:
-                        module.bias.assign(tf.zeros_like(module.bias))
 
 
 def make_network(spec: PolicySpec, compute_dtype: tf.DType = tf.float32) -> Any:

@@ -9,11 +9,12 @@ import numpy as np
 
 from rlplat.errors import UsageError
 from rlplat.rl.class_path import load_class
+from rlplat.rl.policies.framework_check import require_known_state, require_q_shapes
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.cores import make_core
 from rlplat.rl.tf.encoders import TensorObs, make_encoder
-from rlplat.rl.tf.layers import Conv, Linear, orthogonal
+from rlplat.rl.tf.layers import Linear, initialize_orthogonally
 from rlplat.rl.tf.tensors import sample_obs
 
 
@@ -40,7 +41,7 @@ class QNetwork(tf.Module):
         self.value_head = _Head(num_features, q.num_outputs, q) if q.dueling else None
         self.support = tf.constant(q.support()) if q.distributional == "c51" else None
         if spec.orthogonal_init:
-            self._initialize_orthogonally()
+            initialize_orthogonally(self.submodules)
 
     def __call__(
         self, obs: TensorObs, state: tf.Tensor | None = None, starts: tf.Tensor | None = None
@@ -75,13 +76,6 @@ class QNetwork(tf.Module):
         for module in self.submodules:
             if isinstance(module, NoisyLinear):
                 module.clear_noise()
-
-    def _initialize_orthogonally(self) -> None:
-        for module in self.submodules:
-            if isinstance(module, Linear | Conv):
-                module.weight.assign(orthogonal(tuple(module.weight.shape), math.sqrt(2.0)))
-                if module.bias is not None:
-                    module.bias.assign(tf.zeros_like(module.bias))
 
 
 class NoisyLinear(tf.Module):
@@ -154,20 +148,8 @@ def make_q_network(spec: PolicySpec, q: QSpec, compute_dtype: tf.DType = tf.floa
 def check_q_network(network: QNetwork) -> None:
     """Raises UsageError where a network of the user's own does not keep the promises of `QNetwork.__call__`; also
     builds Keras layers, which have no variables before."""
-    spec, q = network.spec, network.q
-    if network.state_size and spec.core == "none":
-        raise UsageError(
-            f"{spec.custom} has a state of {network.state_size} numbers, but policy.core is none: without a core "
-            "transitions are replayed one by one; set policy.core"
-        )
+    own = network.spec.custom
+    require_known_state(own, network)
     num_rows = 3
-    outputs, state = network(sample_obs(spec, num_rows))
-    for what, tensor, expected in (
-        ("outputs", outputs, (num_rows, spec.action.n, q.num_outputs)),
-        ("state", state, (num_rows, network.state_size)),
-    ):
-        if tuple(tensor.shape) != expected:
-            raise UsageError(
-                f"{spec.custom}: {what} has shape {tuple(tensor.shape)}, expected {expected} for {num_rows} "
-                f"observations and actions {spec.action}"
-            )
+    outputs, state = network(sample_obs(network.spec, num_rows))
+    require_q_shapes(own, network, num_rows, outputs, state)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Obs, Weights
+from rlplat.rl.policies.framework_check import weight_for
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import ActionSpec, ObsSpec
 from rlplat.rl.tf import tf
@@ -124,14 +124,6 @@ def load_weights(module: Any, weights: Weights) -> None:
     Further names (normaliser statistics) are not the module's business.
     """
     variables = named_variables(module)
-    for name, variable in variables.items():
-        if name not in weights:
-            raise CheckpointError(
-                f"weights lack {name!r}: they belong to another network than the config describes"
-            )
-        if weights[name].shape != tuple(variable.shape):
-            raise CheckpointError(
-                f"weights {name!r} have shape {weights[name].shape}, the network of the config {tuple(variable.shape)}"
-            )
-    for name, variable in variables.items():
-        variable.assign(weights[name])
+    fitting = [weight_for(weights, name, variable.shape) for name, variable in variables.items()]
+    for variable, weight in zip(variables.values(), fitting, strict=True):
+        variable.assign(weight)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.algorithm_config import weight_decay_of
-from rlplat.rl.interfaces import Array, Weights
+from rlplat.rl.interfaces import Weights
+from rlplat.rl.policies.framework_check import GradientNorms
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.device import resolve_device, resolve_precision, seeded, set_up
@@ -90,7 +91,7 @@ class Adam:
             self._step.assign(int(state[name]["step"]))  # the same for all: they step together
 
 
-class Trainee:
+class Trainee(GradientNorms):
     """The network on its device and in its precision; Adam; weights and state as numpy.
 
     trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision), check)
@@ -124,13 +125,13 @@ class Trainee:
                 self.network = make(resolve_precision(learner.precision, spec, self.device))
                 check(self.network)
             self.variables = named_variables(self.network)
+            self.names = list(self.variables)
             epsilon = getattr(config, "adam_epsilon", None)
             decay = weight_decay_of(config)
             self._adam = (
                 None if epsilon is None else Adam(self.variables, epsilon=epsilon, weight_decay=decay)
             )
         self._max_norm = config.max_gradient_norm or math.inf
-        self._non_finite: list[str] = []
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list[tf.Tensor]:
         """In the order of the variables."""
@@ -141,19 +142,6 @@ class Trainee:
         """The norms of `Adam.apply`. One of all together that is not finite changed nothing."""
         assert self._adam is not None, "a config without adam_epsilon has no optimizer here"
         return self._adam.apply(gradients, learning_rate, self._max_norm)
-
-    def norms_of(self, norms: Array) -> Array:
-        """The norms of all gradients before clipping, float32[K], of K steps. norms: float32[K, P + 1] of `descend`."""
-        for parts in norms[~np.isfinite(norms[:, -1])][:1]:
-            named = zip(self.variables, parts, strict=False)  # the last norm is that of all together
-            self._non_finite = [name for name, norm in named if not math.isfinite(norm)]
-        total: Array = norms[:, -1]
-        return total
-
-    def non_finite_gradients(self) -> list[str]:
-        """Names of the parameters whose gradients held NaN or infinity in the first step with such that `norms_of` was
-        last told of."""
-        return self._non_finite
 
     def weights(self) -> Weights:
         return weights_of(self.network)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,16 @@ from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor
 from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.saved import Saved, state_of
-from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.spaces import obs_leaves
 from rlplat.rl.torch.continuous_control import Actor
 from rlplat.rl.torch.device import resolve_precision, use_threads
 from rlplat.rl.torch.encoders import TensorObs
 from rlplat.rl.torch.networks import make_network
 from rlplat.rl.torch.q_network import make_q_network
+from rlplat.rl.torch.tensor_rows import tensor_on
 from rlplat.rl.torch.weights import load_weights
 
+on_cpu = partial(tensor_on, torch.device("cpu"))
 VALUES_BATCH = 256
 """Rows per forward pass of `values`: many last observations at once must not need gigabytes."""
 
@@ -136,20 +139,13 @@ class TorchActorCritic(ActingNetwork):
 
     def _tensors(self, obs: Obs) -> TensorObs:
         """In the dtypes that the learner's network sees (`TensorRows`): vectors float32, everything else as it is."""
-        obs = self._normalize(obs)
-        if isinstance(obs, dict):
-            assert isinstance(self.spec.obs, dict)
-            return {path: _tensor(leaf, self.spec.obs[path]) for path, leaf in obs.items()}
-        assert isinstance(self.spec.obs, ObsSpec)
-        return _tensor(obs, self.spec.obs)
-
-
-def _tensor(array: Array, leaf: ObsSpec) -> Tensor:
-    if leaf.kind == "vector":
-        array = array.astype(np.float32, copy=False)
-    # Read-only arrays (shared memory) make torch warn. A clone has torch's own alignment: matrix products round
-    # differently with numpy's, which is another every time.
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).clone()
+        obs, leaves = self._normalize(obs), obs_leaves(self.spec.obs)
+        arrays = obs if isinstance(obs, dict) else {"": obs}
+        tensors = {
+            path: on_cpu(array.astype(np.float32, copy=False) if leaves[path].kind == "vector" else array)
+            for path, array in arrays.items()
+        }
+        return tensors if isinstance(obs, dict) else tensors[""]
 
 
 class TorchQPolicy(ActingNetwork):
@@ -205,7 +201,7 @@ class TorchQPolicy(ActingNetwork):
 
     def _forward(self, obs: Obs) -> tuple[Array, Tensor]:
         with torch.inference_mode():
-            tensors: TensorObs = map_obs(_cloned, self._normalize(obs))
+            tensors: TensorObs = map_obs(on_cpu, self._normalize(obs))
             outputs, state = self._network(tensors, self._state_of(obs))
             return self._network.q_values(outputs).numpy(), state
 
@@ -225,15 +221,6 @@ class TorchBoundedActor(BoundedActor):
 
     def outputs(self, obs: Obs) -> Array:
         with torch.inference_mode():
-            features = self._network.features(map_obs(_cloned, obs))
+            features = self._network.features(map_obs(on_cpu, obs))
             outputs: Array = self._network(features).numpy()
             return outputs
-
-
-def _cloned(array: Array) -> Tensor:
-    if array.dtype == np.float64:
-        array = array.astype(np.float32)
-    # A read-only array (shared memory) makes torch warn; nothing here writes into observations.
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    # torch's own alignment: matrix products round differently with numpy's, which is another every time.
-    return tensor.clone()

@@ -10,6 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.errors import UsageError
 from rlplat.rl.class_path import load_class
+from rlplat.rl.policies.framework_check import require_known_state, require_q_shapes
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.spaces import ObsSpec, obs_leaves
 from rlplat.rl.torch.cores import make_core
@@ -188,15 +189,11 @@ def make_q_network(spec: PolicySpec, q: QSpec, compute_dtype: torch.dtype = torc
 
 def check_q_network(network: QNetwork, device: torch.device) -> None:
     """Raises UsageError where a network of the user's own does not keep the promises of `QNetwork.forward`."""
-    spec, q = network.spec, network.q
+    spec = network.spec
     own = spec.custom or (spec.encoder if ":" in spec.encoder else "")
     if not own:
         return
-    if network.state_size and spec.core == "none":
-        raise UsageError(
-            f"{own} has a state of {network.state_size} numbers, but policy.core is none: without a core "
-            "transitions are replayed one by one; set policy.core"
-        )
+    require_known_state(own, network)
     num_rows = 3
     leaves = obs_leaves(spec.obs)
     sample = {
@@ -205,15 +202,7 @@ def check_q_network(network: QNetwork, device: torch.device) -> None:
     }
     with constant_buffers(own, network):
         outputs, state = network(sample if isinstance(spec.obs, dict) else sample[""])
-    for what, tensor, expected in (
-        ("outputs", outputs, (num_rows, spec.action.n, q.num_outputs)),
-        ("state", state, (num_rows, network.state_size)),
-    ):
-        if tuple(tensor.shape) != expected:
-            raise UsageError(
-                f"{own}: {what} has shape {tuple(tensor.shape)}, expected {expected} for {num_rows} "
-                f"observations and actions {spec.action}"
-            )
+    require_q_shapes(own, network, num_rows, outputs, state)
 
 
 def _dtype(leaf: ObsSpec) -> torch.dtype:

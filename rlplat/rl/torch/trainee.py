@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlplat.data_parallel.torch import process_group
-from rlplat.rl.interfaces import Array, Weights
+from rlplat.rl.interfaces import Weights
+from rlplat.rl.policies.framework_check import GradientNorms
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.saved import Saved
 from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
@@ -23,7 +24,7 @@ from rlplat.rl.torch.optimizers import Adam, RMSProp, adam_of
 from rlplat.rl.torch.weights import load_weights, weights_of
 
 
-class Trainee(Saved):
+class Trainee(GradientNorms, Saved):
     """The network on its device and in its precision; its optimizer; weights and state as numpy.
 
     trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision))
@@ -60,12 +61,12 @@ class Trainee(Saved):
             if persistent_buffers(network):
                 require_made_alike(spec, network, make(precision))
             self.network: Any = network.to(self.device)
+        self.names = [name for name, _ in self.network.named_parameters()]
         if optimizer is None and getattr(config, "adam_epsilon", None) is not None:
             optimizer = partial(adam_of, config)
         self._optimizer = None if optimizer is None else optimizer(self.network)
         self._max_norm = config.max_gradient_norm or math.inf
         self._group: GradientGroup | None = None
-        self._non_finite: list[str] = []
 
     def join_group(self, address: tuple[str, int], rank: int, num_members: int) -> None:
         """Sum gradients with the other learners from now on (`start_descent`)."""
@@ -106,20 +107,6 @@ class Trainee(Saved):
         gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         # A convolution's gradient may lie in another order of memory than C's.
         return {name: np.ascontiguousarray(g.numpy()) for name, g in zip(names, gradients, strict=True)}
-
-    def norms_of(self, norms: Array) -> Array:
-        """The norms of all gradients before clipping, float32[K], of K steps. A step whose norm is not finite changed
-        nothing. norms: float32[K, P + 1] of `start_descent`."""
-        for parts in norms[~np.isfinite(norms[:, -1])][:1]:
-            names = [name for name, _ in self.network.named_parameters()]
-            self._non_finite = [n for n, norm in zip(names, parts, strict=False) if not math.isfinite(norm)]
-        total: Array = norms[:, -1]
-        return total
-
-    def non_finite_gradients(self) -> list[str]:
-        """Names of the parameters whose gradients held NaN or infinity in the first step with such that `norms_of` was
-        last told of."""
-        return self._non_finite
 
     def weights(self) -> Weights:
         return weights_of(self.network)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Array, Weights
+from rlplat.rl.policies.framework_check import weight_for
 
 
 def weights_of(module: nn.Module) -> Weights:
@@ -26,16 +26,7 @@ def load_weights(module: nn.Module, weights: Weights) -> None:
     """
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if name not in weights:
-                raise CheckpointError(
-                    f"weights lack {name!r}: they belong to another network than the config describes"
-                )
-            array = weights[name]
-            if array.shape != tuple(parameter.shape):
-                raise CheckpointError(
-                    f"weights {name!r} have shape {array.shape}, the network of the config {tuple(parameter.shape)}"
-                )
-            parameter.copy_(torch.from_numpy(np.array(array)))
+            parameter.copy_(torch.from_numpy(np.array(weight_for(weights, name, parameter.shape))))
 
 
 def torch_state(own: nn.Module | torch.Generator) -> Weights | Array:
