@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from rlplat.runtime.link import loop
+from rlplat.runtime.link import loop, waiters
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.wire.messages import Inspect, Report
 
 ASKER = "cli-"
 """What the ids of askers begin with."""
 _MAX_FRAMES = 200
-_OURS = (__file__, loop.__file__)
+_OURS = (__file__, loop.__file__, waiters.__file__)
 
 
 def reply(transport: Any, sender: str, message: Inspect, make: Callable[[], Report]) -> None:

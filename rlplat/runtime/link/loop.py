@@ -2,6 +2,7 @@
 
 Only one thread at a time, the leader, waits for input, and it does so without the lock:
   - a thread that waits in `get` or `wait` leads itself: no hand-over on the way of a reply;
+  - so does that of an event loop in which coroutines wait, while the loop sleeps (`waiters`);
   - when nobody waits, the background thread leads: it answers fetches, fails over, retries;
   - for a while after a user thread was here the background thread only ticks, so that a loop of calls and gets never
     meets it.
@@ -81,6 +82,8 @@ class IoLoop:
         self._num_users = 0
         self._last_use = 0.0
         self._awaits_until = 0.0
+        self._beside: set[Callable[[], object]] = set()
+        """Wake event loops that sleep while another thread leads: the next to lead is one of them."""
         self._background_leads = False
         self._background_sleeps = False
         self._bell = system.bell()
@@ -137,7 +140,7 @@ class IoLoop:
         return False
 
     def await_replies(self) -> None:
-        """An event loop waits for something: its thread cannot read the socket, so the background thread does."""
+        """An event loop waits for something whose thread cannot read the socket: the background thread does."""
         self._awaits_until = self._clock() + _AWAIT_S
 
     def wake(self) -> None:
@@ -237,6 +240,53 @@ class IoLoop:
         self._last_use = self._clock()
         if self._num_users:
             self._changed.notify_all()
+        if not self._has_leader:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Nobody leads now."""
+        while self._beside:
+            self._beside.pop()()
+
+    def descriptors(self) -> list[int]:
+        """What whoever leads waits for."""
+        return [each for each in (self.transport.fd, self._bell.fd, self._lifeline) if each is not None]
+
+    def glance(self) -> None:
+        """Send and read what there is: an event loop has work of its own, and sleeps later (lock not held)."""
+        with self.lock:
+            if self.is_open and not self.send_now() and not self._has_leader:
+                self.drain()
+
+    @signals.uninterrupted
+    def pump_beside(
+        self, sleep: Callable[[float | None], None], timeout_s: float | None, wake: Callable[[], object]
+    ) -> bool:
+        """As `pump`, of an event loop's thread (lock not held): `sleep` waits for what the loop waits for, and for
+        `descriptors`. False: another thread leads, and `wake` is called when it is this one's turn."""
+        with self.lock:
+            if not self.is_open:
+                return False
+            gives_way = self._background_leads
+            self.enter()
+            try:
+                if gives_way and self._has_leader:
+                    self._changed.wait(_TICK_S)
+                if self._has_leader:
+                    self._beside.add(wake)
+                    return False
+                if not self.send_now() and not self.drain():
+                    chores_s = self.until_chores_s()
+                    if chores_s is not None:
+                        timeout_s = chores_s if timeout_s is None else min(chores_s, timeout_s)
+                    self._lead(timeout_s, sleep)
+                    if not self.is_closed:
+                        self.keep_house()
+            finally:
+                self.leave()
+        if signals.has_put_off():
+            signals.run_put_off()
+        return True
 
     @signals.uninterrupted
     def pump(self, timeout_s: float | None, spin_s: float = 0.0) -> None:
@@ -275,13 +325,14 @@ class IoLoop:
         seconds = self._chores.next_s()
         return None if seconds == NEVER else seconds
 
-    def _lead(self, timeout_s: float | None) -> None:
-        if self.transport.has_input():  # whose signal a send has swallowed: nothing would end the sleep
-            self.drain()
-            return
+    def _lead(self, timeout_s: float | None, sleep: Callable[[float | None], None] | None = None) -> None:
+        """Sleep until something comes in. (`drain` has found nothing since the last send: that may swallow signals.)"""
         self._has_leader = True
         self.lock.release()
         try:
+            if sleep is not None:
+                sleep(timeout_s)
+                timeout_s = 0.0
             ready = self._poller.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
         finally:
             self.lock.acquire()
@@ -328,11 +379,12 @@ class IoLoop:
                 if not self.is_closed and not self._has_leader:
                     self.transport.flush()
                     self.drain()
-            else:
+            elif not self.drain():
                 self._background_leads = True
                 self._lead(self.until_chores_s())
                 self._background_leads = False
                 self.notify()
+                self._hand_over()
             if not self.is_closed:
                 self.keep_house()
                 self.send_now()

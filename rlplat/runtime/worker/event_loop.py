@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import selectors
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from rlplat.given.say import say, say_traceback
-from rlplat.runtime.link.waiters import LoopInbox, Waiters
+from rlplat.runtime.link.waiters import LeadingSelector, LoopInbox, Waiters
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.worker.actor import END_GRACE_S, EXITED, TERMINATED, Actor, End, Runner, end_by
@@ -19,7 +20,8 @@ from rlplat.runtime.worker.queue import EndOfActor, Key, Running
 
 
 class LoopRunner(Runner):
-    """Coroutines in an event loop that has a thread of its own. What follows `submit` and `cancel` runs in that."""
+    """Coroutines in an event loop that has a thread of its own, which reads the socket while they all wait. What
+    follows `submit` and `cancel` runs in that."""
 
     def __init__(
         self,
@@ -38,17 +40,19 @@ class LoopRunner(Runner):
         self._begun: set[Key] = set()
         self._cancelled: dict[Key, bool] = {}
         """Calls that are to end, and whether what they await is to end too."""
-        self._will_flush = False
         self._ending: End | None = None
         """Why the actor ends, once it does."""
-        self._loop = asyncio.new_event_loop()
+        selector = LeadingSelector(actor.link.loop, selectors.DefaultSelector())
+        self._loop = asyncio.SelectorEventLoop(selector)  # type: ignore[arg-type]  # it does as one
         self._inbox = LoopInbox(self._loop)
+        selector.wake = self._inbox.wake
         self.has_warned = False
         self.loop_thread = threading.Thread(target=self._serve, name="rlplat-asyncio", daemon=True)
         self.loop_thread.start()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._inbox.thread = threading.get_ident()
         while True:
             try:
                 self._loop.run_forever()
@@ -113,7 +117,6 @@ class LoopRunner(Runner):
                     waiting.remove(call)
                     with self._actor.link.lock:
                         self._actor.replies.withdrawn(*call)
-                        self._actor.link.loop.send_now()
                     return
         task = self._tasks.get(key)
         if task is not None:
@@ -164,15 +167,8 @@ class LoopRunner(Runner):
             except BaseException as failure:
                 actor.replies.not_executed(owner, message, failure)
         actor.spans.append((what, began, actor.link.clock()))
-        if not self._will_flush:
-            self._will_flush = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """Replies of all that ran in this round of the loop leave together."""
-        self._will_flush = False
-        with self._actor.link.lock:
-            self._actor.link.loop.send_now()
+        with actor.link.lock:  # (what is posted leaves when the loop's round is over)
+            actor.spans.pack()
 
     async def _drain(self) -> None:
         """Wait for all calls."""
@@ -189,7 +185,6 @@ class LoopRunner(Runner):
                 task.cancel()
             if late:
                 await asyncio.wait(late, timeout=END_GRACE_S / 2)
-        self._flush()
 
     def refuse_waiting(self, reason: End) -> None:
         self._ending = reason

@@ -28,7 +28,7 @@ from rlplat.runtime.process import stacks
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.process.spans import Span
 from rlplat.runtime.refs import ObjectRef
-from rlplat.runtime.remote import ActorExit
+from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.worker.actor import End
@@ -106,6 +106,10 @@ class Worker(Client):
         self._lending = Lending(link, self._running, self._on_lend)
         self.waiters.on_wait = self._lending.awaits
         self._exits = False
+        self._unparked = threading.Condition(self._lock)
+        self._is_parked = False
+        """The thread of an event loop reads the socket, and begins the calls; the main thread sees to the end."""
+        link.at_end(lambda error: self._unparked.notify())
         link.on(messages.Code, self._on_code)
         link.on(messages.Run, self._on_run)
         link.on(messages.GiveBack, lambda sender, _: self._give_back())
@@ -124,7 +128,15 @@ class Worker(Client):
     def _on_run(self, sender: str, message: messages.Run) -> None:
         if message.more is not None:
             self._check(message, message.more)
+        if self._is_parked and not self.queue.calls and message.method != TERMINATE:
+            assert self.executor.runner is not None
+            try:
+                self.executor.runner.submit(sender, message)
+            except Exception as error:
+                self._replies.not_executed(sender, message, error)
+            return
         self.queue.calls.append((sender, message))
+        self._unparked.notify()
         if self._is_worn or (self._lending.is_lent and not self._is_actor):
             self._give_back()
 
@@ -152,6 +164,7 @@ class Worker(Client):
 
     def _on_exit(self, sender: str, message: messages.Exit) -> None:
         self._exits = True
+        self._unparked.notify()
         if (
             self._is_actor and self._running.call is not None and not self._is_ending
         ):  # its handles are all gone, so nobody waits for this call
@@ -229,6 +242,15 @@ class Worker(Client):
         """Send what there is and wait; False: this process may end."""
         with self._lock:
             while not self.queue.calls:
+                if self.executor.runner is not None and self.executor.runner.loop_thread is not None:
+                    if self._exits:
+                        return False
+                    self._transport.flush()
+                    self._is_parked = True
+                    self._unparked.wait()
+                    self._is_parked = False
+                    self.link.check_open()
+                    continue
                 self.executor.commit()
                 self.executor.pack()
                 self.objects.collect()
@@ -338,7 +360,9 @@ class Worker(Client):
         runner = self.executor.runner
         if runner is not None:
             runner.refuse_waiting(reason)
-        self.queue.calls.appendleft((self.client_id, EndOfActor(reason)))
+        with self._lock:
+            self.queue.calls.appendleft((self.client_id, EndOfActor(reason)))
+            self._unparked.notify()
         self._loop.wake()
 
     def _end(self, reason: End) -> NoReturn:
