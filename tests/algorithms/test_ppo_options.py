@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
-import rlplat
 from rlplat.algorithms.a3c import A3C, A3CConfig
 from rlplat.algorithms.ppo import PPO, PPOConfig
-from rlplat.errors import BadObservation
-from rlplat.export import load, to_onnx
 
 pytestmark = pytest.mark.slow
 ENV = "tests.rl.privileged_env:HiddenBonus"
@@ -36,26 +32,6 @@ def test_a_critic_that_sees_more_explains_what_the_actor_cannot_see(critic: list
             pass
     assert (result.metrics["learner/explained_variance"] > 0.4) is knows
     assert (result.metrics["env/hits_mean"] > 0.93) is knows
-
-
-def test_who_acts_with_the_trained_policy_needs_the_actors_observations_alone(tmp_path: Path) -> None:
-    policy = {"obs_groups": {"actor": ["cue"]}, "hidden_sizes": [8]}
-    rlplat.train(
-        "ppo", env=ENV, num_rollout_workers=0, policy=policy, normalize_observations=True, out=tmp_path / "run",
-        stop={"env_steps": 1_100}, evaluation={"episodes": 1}, config=False,
-    )  # fmt: skip
-    agent = rlplat.load(tmp_path / "run")
-    cue = np.float32([[1.0, -1.0], [-1.0, 1.0]])
-    hidden = {"bonus": np.float32([[3.0], [1.0]])}
-    alone = agent.act({"cue": cue})
-    np.testing.assert_array_equal(alone, agent.act({"cue": cue, "sim": hidden}))
-    assert agent.act({"cue": cue[0]}) == alone[0] and len(agent.evaluate(2)) == 2
-    with pytest.raises(BadObservation, match="has no 'cue'"):
-        agent.act({"sim": hidden})
-    pytest.importorskip("onnxruntime")
-    to_onnx(tmp_path / "run", tmp_path / "policy.onnx")
-    exported = load(tmp_path / "policy.onnx")
-    np.testing.assert_array_equal(exported.act({"cue": cue}), alone)
 
 
 class Follow(gymnasium.Env[Any, Any]):

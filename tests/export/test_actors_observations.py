@@ -1,0 +1,36 @@
+"""A policy whose critic saw more: who loads or exports it gives the actor's observations alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+import rlplat
+from rlplat.errors import BadObservation
+from rlplat.export import load, to_onnx
+
+pytestmark = pytest.mark.slow
+ENV = "tests.rl.privileged_env:HiddenBonus"
+
+
+def test_who_acts_with_the_trained_policy_needs_the_actors_observations_alone(tmp_path: Path) -> None:
+    policy = {"obs_groups": {"actor": ["cue"]}, "hidden_sizes": [8]}
+    rlplat.train(
+        "ppo", env=ENV, num_rollout_workers=0, policy=policy, normalize_observations=True, out=tmp_path / "run",
+        stop={"env_steps": 1_100}, evaluation={"episodes": 1}, config=False,
+    )  # fmt: skip
+    agent = rlplat.load(tmp_path / "run")
+    cue = np.float32([[1.0, -1.0], [-1.0, 1.0]])
+    hidden = {"bonus": np.float32([[3.0], [1.0]])}
+    alone = agent.act({"cue": cue})
+    np.testing.assert_array_equal(alone, agent.act({"cue": cue, "sim": hidden}))
+    assert agent.act({"cue": cue[0]}) == alone[0] and len(agent.evaluate(2)) == 2
+    with pytest.raises(BadObservation, match="has no 'cue'"):
+        agent.act({"sim": hidden})
+    to_onnx(tmp_path / "run", tmp_path / "policy.onnx")
+    exported = load(tmp_path / "policy.onnx")
+    np.testing.assert_array_equal(exported.act({"cue": cue}), alone)
