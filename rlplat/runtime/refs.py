@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from rlplat.errors import NotInitialized, SerializationError
 from rlplat.runtime.process.signals import uninterrupted, wrap_handlers
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Value = TypeVar("Value", covariant=True)
 Item = TypeVar("Item")

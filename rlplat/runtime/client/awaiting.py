@@ -12,10 +12,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import GetTimeout
 from rlplat.runtime.client.objects import Borrow, Objects
@@ -29,6 +28,9 @@ from rlplat.runtime.process.signals import uninterrupted
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.wire.errors import to_exception
 from rlplat.runtime.wire.values import Value
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 class Awaiting:
@@ -62,6 +64,8 @@ class Awaiting:
         return self.reader.open_value(value, ref)
 
     def future_of(self, ref: ObjectRef) -> Future[Any]:
+        from concurrent.futures import Future  # it brings `logging`, and few processes need it
+
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         with self.link.lock:
