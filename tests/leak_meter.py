@@ -194,7 +194,9 @@ def _shared_memory() -> set[str]:
     found = set()
     for name in os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else ():
         if name.startswith(SHM_PREFIX):
-            driver = name.removeprefix(SHM_PREFIX).split("-", 1)[0]
+            driver, _, rest = name.removeprefix(SHM_PREFIX).partition("-")
+            if not rest:
+                continue  # rlplat-UID: logs of programs whose TMPDIR is /dev/shm
             if not driver.isdigit() or int(driver) == os.getpid() or not _is_foreign(int(driver), name):
                 found.add(name)
     return found
