@@ -161,9 +161,7 @@ class SelfPlayWorker(Saved):
         self.config = config
         self._game = board_game_of(config.env, config.env_kwargs, AlphaZero.name)
         self._evaluate = NetworkEvaluator(self._game, spec)
-        self._search = SearchSettings(
-            config.num_simulations, config.c_init, config.dirichlet_alpha, config.noise_share
-        )
+        self._search = SearchSettings(config.num_simulations, config.c_init, config.dirichlet_alpha, config.noise_share)
         seed, _ = seed_sequences(config.seed, "rollout", worker_index, incarnation)
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._games = GamesInProgress(self._game, config.num_envs_per_worker)
@@ -265,9 +263,7 @@ class AlphaZeroLearner(Learner[AlphaZeroConfig]):
         policies, outcomes = (tensor_on(device, each) for each in drawn[1:])
         distribution, values, _ = self.trainee.network(obs)
         parameters = list(self.trainee.network.parameters())
-        terms = self.loss(
-            distribution.params, values, policies, outcomes, parameters, self.config.weight_decay
-        )
+        terms = self.loss(distribution.params, values, policies, outcomes, parameters, self.config.weight_decay)
         norm = self.trainee.descend(sum(terms[1:], start=terms[0]), self.value(self.config.learning_rate))
         names = ("value_loss", "policy_loss", "weight_loss")
         figures = {name: float(term.detach()) for name, term in zip(names, terms, strict=True)}
@@ -298,9 +294,7 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
         spec = policy_spec(settings["policy"], spaces)
         worker = spread(SelfPlayWorker, settings)
         self.learners = self.start_learners(settings, spec)
-        self.workers = self.start_workers(
-            lambda *place: worker.remote(self.computation, settings, spec, *place)
-        )
+        self.workers = self.start_workers(lambda *place: worker.remote(self.computation, settings, spec, *place))
         self.learners.wait_until_ready()
 
     def step(self) -> Result:

@@ -115,9 +115,7 @@ class Apex(R2D2):
         ]
         self.learners = self.start_learners(settings, spec)
         epsilons = lane_epsilons(num_workers * B).reshape(num_workers, B)
-        self.workers = self.start_rollout_workers(
-            settings, [partial(q_policy_for, epsilons=own) for own in epsilons]
-        )
+        self.workers = self.start_rollout_workers(settings, [partial(q_policy_for, epsilons=own) for own in epsilons])
         self.ring = self.add(ApexRing(config, shards, self.learners, self.workers, self.tally))
         self.learners.wait_until_ready()
 

@@ -118,9 +118,7 @@ class BCLearner(Learner[BCConfig]):
         self._obs_statistics.update(obs, np.ones(episodes.num_steps, np.bool_))
         self._obs_statistics.weights()  # what `normalize` uses from here on
         normalized = self._obs_statistics.normalize(obs)
-        self._net: TorchBC = computation.net(
-            "torch", config, spec, network_seed, normalized, episodes.actions
-        )
+        self._net: TorchBC = computation.net("torch", config, spec, network_seed, normalized, episodes.actions)
         self.trainee = self._net.trainee
         self._epochs, self._num_steps = Epochs(episodes.num_steps, order_seed), episodes.num_steps
         self.publish()

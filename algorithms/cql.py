@@ -132,9 +132,7 @@ class CQLLearner(SACLearner):
         self._num_drawn += size
         return self._data.take(rows)
 
-    def critic_objective(
-        self, batch: Transitions, q: Tensor, targets: Tensor
-    ) -> tuple[Tensor, dict[str, float]]:
+    def critic_objective(self, batch: Transitions, q: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, float]]:
         """SAC's, and equation 4's term that presses the values of all actions down and lifts the recorded ones."""
         import torch
 

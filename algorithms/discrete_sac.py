@@ -95,9 +95,7 @@ class DiscreteSACConfig(OffPolicyConfig):
         def __init__(self, *, env: Any, **settings: Unpack[DiscreteSACSettings]) -> None: ...
 
 
-def soft_targets(
-    returns: Tensor, discounts: Tensor, next_q: Tensor, next_log_probs: Tensor, alpha: float
-) -> Tensor:
+def soft_targets(returns: Tensor, discounts: Tensor, next_q: Tensor, next_log_probs: Tensor, alpha: float) -> Tensor:
     """float32[N]: y = R + discount * pi(s')^T (min_i Q_i(s') - alpha * log pi(s')) (equations 3 and 10). next_q:
     float32[2, N, A], of the target networks; next_log_probs: float32[N, A]; returns (of n steps), discounts (0 where
     terminated): float32[N]."""
@@ -143,9 +141,7 @@ class DiscreteSACLearner(OffPolicyLearner[DiscreteSACConfig]):
             acts = nn.ModuleDict({"encoder": network.actor_encoder, "head": network.actor_head})
             return adam_of(self.config, acts)
 
-        self.trainee = Trainee(
-            self.config, spec, self.network_seed, partial(make_network, spec), optimizer=adam
-        )
+        self.trainee = Trainee(self.config, spec, self.network_seed, partial(make_network, spec), optimizer=adam)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(self.network_seed.generate_state(2)[1]))
             critics = nn.ModuleList(make_q_network(spec.critic, QSpec()) for _ in range(2))

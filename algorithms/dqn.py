@@ -91,9 +91,7 @@ class DQNConfig(OffPolicyConfig):
         **OffPolicyConfig.unused,
         "learner.backend": Unused("there is no numpy learner", is_error=True, harmless=("torch",)),
         "policy.share_encoder": Unused("a Q-network has one encoder"),
-        "policy.critic_hidden_sizes": Unused(
-            "the Q-network is the critic: set policy.hidden_sizes", is_error=True
-        ),
+        "policy.critic_hidden_sizes": Unused("the Q-network is the critic: set policy.hidden_sizes", is_error=True),
         **dict.fromkeys(
             (f"policy.{key}" for key in ("squash_actions", "rescale_actions", "initial_log_std")),
             Unused("actions are discrete"),
@@ -296,9 +294,7 @@ class TorchDQN(Saved):
         figures = torch.stack([loss.detach(), q_taken])
         return *self.trainee.start_descent(loss, learning_rate, figures), priorities
 
-    def forward(
-        self, batch: Any, next_outputs: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def forward(self, batch: Any, next_outputs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Outputs [N, A, Z] for s; the target network's for s', Q(s', .) [N, A] that chooses a', legal a' [N, A]."""
         import torch
 
@@ -306,9 +302,7 @@ class TorchDQN(Saved):
         if next_outputs is None:
             next_outputs = self.target_outputs(batch.next_obs)
         with torch.no_grad():
-            choosing = (
-                self.network(map_obs(self._tensor, batch.next_obs))[0] if self.config.double else next_outputs
-            )
+            choosing = self.network(map_obs(self._tensor, batch.next_obs))[0] if self.config.double else next_outputs
             next_q = self.network.q_values(choosing)
         next_mask = self._tensor(batch.next_obs[MASK]) if self._spec.has_mask else None
         return outputs, next_outputs, next_q, next_mask

@@ -94,9 +94,7 @@ class ESConfig(AlgorithmConfig):
     """ES's settings."""
 
     unused = {
-        "learner.num_learners": Unused(
-            "es has one learner; rollout workers share the population", is_error=True
-        ),
+        "learner.num_learners": Unused("es has one learner; rollout workers share the population", is_error=True),
         **dict.fromkeys(("policy.core", "policy.custom"), Unused(_MLPS, is_error=True)),
         "policy.encoder": Unused(_MLPS, is_error=True, harmless=("mlp",)),
         "policy.layer_norm": Unused("es perturbs linear layers", is_error=True),
@@ -161,9 +159,7 @@ def shape_returns(returns: Array) -> Array:
     return (ranks / (returns.size - 1) - 0.5).astype(np.float32)
 
 
-def gradient_estimate(
-    noise: NoiseTable, indices: Array, shaped: Array, noise_std: float, num_params: int
-) -> Array:
+def gradient_estimate(noise: NoiseTable, indices: Array, shaped: Array, noise_std: float, num_params: int) -> Array:
     """Of E[F(theta + noise_std * e)] in theta (section 2, with mirrored sampling), float32[num_params]:
 
         1 / (2 n noise_std) * sum_i (shaped[i, 0] - shaped[i, 1]) * e_i
@@ -178,9 +174,7 @@ def gradient_estimate(
 class ESWorker(EnvWorker):
     """An actor: plays its share of the population, the same in every update; keeps nothing from one to the next."""
 
-    def __init__(
-        self, computation: Computation, config: dict[str, Any], worker_index: int, noise: Array
-    ) -> None:
+    def __init__(self, computation: Computation, config: dict[str, Any], worker_index: int, noise: Array) -> None:
         self.config: ESConfig = computation.config_class.model_validate(config)
         self._noise = NoiseTable(noise)
         self._pairs = share_of_population(self.config, worker_index)
@@ -369,9 +363,7 @@ class ES(Algorithm[ESConfig]):
         spaces = self.spaces = preflight(config)
         noise = rlplat.put(make_noise(config.noise_table_size, seed_of(config.seed, "noise")))
         server, learner = self.start(ParameterServer), spread(self.learner_class, settings)
-        learners = LearnerGroup(
-            server, lambda _rank: learner.remote(self.computation, settings, spaces, noise, server)
-        )
+        learners = LearnerGroup(server, lambda _rank: learner.remote(self.computation, settings, spaces, noise, server))
         self.learners = self.add(learners, saved_as="learner")
         worker = spread(ESWorker, settings)
         # No state of theirs is saved: every episode follows from its place in the population.

@@ -166,9 +166,7 @@ class MBPOLearner(SACLearner):
     def draw(self, size: int) -> Minibatch:
         """Of the replay and, after rollouts of the present policy, of the model's."""
         config, num_batches = self.config, size // self.config.batch_size
-        if (
-            self._num_real == config.batch_size or self._fitted_at is None
-        ):  # no finite row to train the model on
+        if self._num_real == config.batch_size or self._fitted_at is None:  # no finite row to train the model on
             return super().draw(size)
         started = perf_counter()
         starts = super().draw(num_batches * config.model_rollouts_per_update)
@@ -249,9 +247,7 @@ class MBPOLearner(SACLearner):
         )
 
     def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {
-            "model_replay": self._imagined.get_state() if self.config.save_replay else None
-        }
+        return super().get_state() | {"model_replay": self._imagined.get_state() if self.config.save_replay else None}
 
     def set_state(self, state: dict[str, Any]) -> None:
         if self.config.save_replay and state["model_replay"] is not None:

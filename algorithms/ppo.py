@@ -115,9 +115,7 @@ class PPOConfig(OnPolicyConfig, AdamWConfig):
     @model_validator(mode="after")
     def _require_one_wish(self) -> Self:
         if self.desired_kl is not None and not isinstance(self.learning_rate, float):
-            raise ValueError(
-                "desired_kl adapts the learning rate: give learning_rate the number to begin with"
-            )
+            raise ValueError("desired_kl adapts the learning rate: give learning_rate the number to begin with")
         if self.overlap_sampling is True and self.deterministic:
             raise ValueError(
                 "overlap_sampling takes whatever weights are there, deterministic wants the same ones every time: set "
@@ -247,9 +245,7 @@ class PPOLearner(OnPolicyLearner[PPOConfig]):
         batch = rollout.batch
         metrics = self.means(trained, rollout) | {
             "learner/epochs": epochs,
-            "learner/explained_variance": explained_variance(
-                batch.values[batch.valid], rollout.returns[batch.valid]
-            ),
+            "learner/explained_variance": explained_variance(batch.values[batch.valid], rollout.returns[batch.valid]),
             "learner/learning_rate": config.learning_rate,
             "learner/clip_range": config.clip_range,
             "learner/entropy_coef": config.entropy_coef,

@@ -110,9 +110,7 @@ class TorchR2D2(TorchDQN):
         next_mask = obs[MASK][ends] if self._spec.has_mask else None
         return outputs[: U * M], next_outputs, next_q, next_mask
 
-    def reduced(
-        self, losses: Tensor, errors: Tensor, batch: Minibatch | SequenceMinibatch
-    ) -> tuple[Tensor, Tensor]:
+    def reduced(self, losses: Tensor, errors: Tensor, batch: Minibatch | SequenceMinibatch) -> tuple[Tensor, Tensor]:
         """Means over the steps that can be learnt from; priority = 0.9 max |error| + 0.1 mean |error| (section 2.3)."""
         if isinstance(batch, Minibatch):
             return super().reduced(losses, errors, batch)

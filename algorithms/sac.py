@@ -76,9 +76,7 @@ def critic_loss(q: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (q - targets).square().mean(dim=1).sum()
 
 
-def soft_targets(
-    returns: Tensor, discounts: Tensor, next_q: Tensor, next_log_probs: Tensor, alpha: float
-) -> Tensor:
+def soft_targets(returns: Tensor, discounts: Tensor, next_q: Tensor, next_log_probs: Tensor, alpha: float) -> Tensor:
     """float32[N]: y = R + discount * (min_i Q_i(s', a') - alpha * log pi(a'|s')). next_q: float32[2, N], of the target
     networks; returns (of n steps), discounts (0 where terminated), next_log_probs: float32[N]."""
     return returns + discounts * (next_q[0].minimum(next_q[1]) - alpha * next_log_probs)
@@ -179,9 +177,7 @@ class SACLearner(ContinuousLearner[SACConfig]):
             "entropy_coef": alpha,
         }
 
-    def critic_objective(
-        self, batch: Transitions, q: Tensor, targets: Tensor
-    ) -> tuple[Tensor, dict[str, float]]:
+    def critic_objective(self, batch: Transitions, q: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, float]]:
         """What the critics descend, and its figures. q: float32[2, N] of the batch; targets: float32[N]."""
         loss = self.critic_loss(q, targets)
         return loss, {"critic_loss": float(loss.detach())}

@@ -125,9 +125,7 @@ class TD3Learner(ContinuousLearner[TD3Config]):
         # a~ <- pi_phi'(s') + epsilon;  y <- r + gamma min_i Q_theta'_i(s', a~)
         with torch.no_grad():
             outputs, noise = self.target_actor(batch.next_features), nets.noise(batch.actions)
-            next_actions = self.smoothed_actions(
-                outputs, noise, std=config.target_noise, clip=config.target_noise_clip
-            )
+            next_actions = self.smoothed_actions(outputs, noise, std=config.target_noise, clip=config.target_noise_clip)
             next_q = nets.target_critics(batch.next_features, next_actions)
             targets = self.clipped_targets(batch.returns, batch.discounts, next_q)
 

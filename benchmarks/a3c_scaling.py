@@ -54,14 +54,10 @@ def main() -> None:
                     command = [sys.executable, "-m", "benchmarks.a3c_scaling", "--measure", json.dumps(asked)]
                     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
                     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-                    row = f"{NAMES[task]}; workers x servers {num_workers} x {num_servers}: " + " / ".join(
-                        figures
-                    )
+                    row = f"{NAMES[task]}; workers x servers {num_workers} x {num_servers}: " + " / ".join(figures)
                     samples += [Sample("rlplat", row, part, part, value) for part, value in figures.items()]
     notes = ["a --quick run: the figures mean nothing"] if options.quick else []
-    notes.append(
-        "One update is one gradient applied by the parameter server; the exchange is a worker's wait for it."
-    )
+    notes.append("One update is one gradient applied by the parameter server; the exchange is a worker's wait for it.")
     Report("A3C scaling", ["rlplat"], summarize(samples), set(), hardware(PACKAGES), notes).publish(
         options.json, options.markdown
     )
@@ -82,9 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(
-    task: str, num_workers: int, num_servers: int, warm_up_s: float, seconds: float
-) -> dict[str, float]:
+def measure(task: str, num_workers: int, num_servers: int, warm_up_s: float, seconds: float) -> dict[str, float]:
     """The figures of one case, in this process."""
     from rlplat.algorithms.a3c import A3C, A3CConfig
 

@@ -108,9 +108,7 @@ def run_one(env: str, who: str, seed: int, env_steps: int) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     started_s = time.monotonic()
-    last, returns = (
-        run_sb3(env, seed, env_steps) if who == "sb3" else run_rlplat(env, seed, env_steps, who == "inside")
-    )
+    last, returns = run_sb3(env, seed, env_steps) if who == "sb3" else run_rlplat(env, seed, env_steps, who == "inside")
     return {
         "env": env,
         "who": who,
@@ -143,14 +141,10 @@ def table(lines: Sequence[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("env", nargs="?", choices=[*SETTINGS], default="LunarLander-v3")
-    parser.add_argument(
-        "--who", nargs="+", choices=("outside", "inside", "sb3"), default=["outside", "inside"]
-    )
+    parser.add_argument("--who", nargs="+", choices=("outside", "inside", "sb3"), default=["outside", "inside"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--env-steps", type=int, help="default: rl-zoo3's")
-    parser.add_argument(
-        "--table", type=expanded, metavar="FILE", help="the lines of runs as a Markdown table"
-    )
+    parser.add_argument("--table", type=expanded, metavar="FILE", help="the lines of runs as a Markdown table")
     options = parser.parse_args()
     if options.table:
         return print(table(options.table.read_text().splitlines()))

@@ -48,9 +48,7 @@ def main() -> None:
             started = sum(decision.start.values())
             print(f"| {count:,} | {name} | {1000 * seconds:.1f} | {started:,} | {len(decision.drain):,} |")
     seconds, decision = timed([], [Demand(({"CPU": 64.0},), count=10_000)])
-    print(
-        f"| 0 | 10,000 tasks of a whole node | {1000 * seconds:.1f} | {sum(decision.start.values()):,} | 0 |"
-    )
+    print(f"| 0 | 10,000 tasks of a whole node | {1000 * seconds:.1f} | {sum(decision.start.values()):,} | 0 |")
 
 
 if __name__ == "__main__":

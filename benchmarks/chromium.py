@@ -35,9 +35,7 @@ class Chromium:
 
     def open(self, url: str) -> Tab:
         """A new tab, when the page and its scripts have been loaded."""
-        asked = urllib.request.Request(
-            f"http://{self._address}/json/new?{urllib.parse.quote(url)}", method="PUT"
-        )
+        asked = urllib.request.Request(f"http://{self._address}/json/new?{urllib.parse.quote(url)}", method="PUT")
         with urllib.request.urlopen(asked, timeout=60) as answer:
             tab = Tab(json.load(answer)["webSocketDebuggerUrl"])
         while True:
@@ -61,9 +59,7 @@ class Tab:
         """The value of an expression in the page, awaited; RuntimeError where it throws."""
         self._sent += 1
         parameters = {"expression": script, "awaitPromise": True, "returnByValue": True, "replMode": True}
-        self._connection.send(
-            json.dumps({"id": self._sent, "method": "Runtime.evaluate", "params": parameters})
-        )
+        self._connection.send(json.dumps({"id": self._sent, "method": "Runtime.evaluate", "params": parameters}))
         while True:
             said = json.loads(self._connection.recv(timeout=300))
             if said.get("id") == self._sent:

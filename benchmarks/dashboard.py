@@ -214,17 +214,13 @@ def tabs_open(out: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def tracker_attached(out: Path) -> Iterator[None]:
     command = ["track", str(out), "--to", "benchmarks.dashboard:LinesTracker"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "rlplat.cli", *command], stdout=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen([sys.executable, "-m", "rlplat.cli", *command], stdout=subprocess.DEVNULL) as process:
         yield
         assert process.wait(60) == 0
     assert (out / "tracked.jsonl").stat().st_size > 0, "nothing was copied"
 
 
-def train(
-    out: Path, env_steps: int, beside: Callable[[Path], AbstractContextManager[None]]
-) -> tuple[float, float]:
+def train(out: Path, env_steps: int, beside: Callable[[Path], AbstractContextManager[None]]) -> tuple[float, float]:
     """Seconds of wall time by the run's own clock (without its start and last evaluation), of CPU of its processes."""
     command = [
         sys.executable,
@@ -266,9 +262,7 @@ def measure_training(root: Path, env_steps: int, pairs: int) -> dict[str, float]
             times = {}
             for is_with in (pair % 2 == 0, pair % 2 == 1):
                 out = root / f"training-{number}-{pair}-{int(is_with)}"
-                times[is_with] = train(
-                    out, env_steps, beside if is_with else lambda out: contextlib.nullcontext()
-                )
+                times[is_with] = train(out, env_steps, beside if is_with else lambda out: contextlib.nullcontext())
             for clock, with_s, alone_s in zip(slower, times[True], times[False], strict=True):
                 slower[clock].append(100 * (with_s / alone_s - 1))
         for clock, values in slower.items():

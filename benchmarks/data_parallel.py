@@ -37,9 +37,7 @@ TIMEOUT_S = 1800
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks.data_parallel", description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="+", choices=sorted({row for row, _ in ROWS}), help="only these")
-    parser.add_argument(
-        "--realtime", action="store_true", help="run under `chrt -f 10`: nothing else gets the CPUs"
-    )
+    parser.add_argument("--realtime", action="store_true", help="run under `chrt -f 10`: nothing else gets the CPUs")
     add_output_options(parser, ["torchrun", "ray", "fabric"])
     return parser
 
@@ -62,9 +60,7 @@ def measure(peer: str, row: str, ranks: int, *, is_quick: bool, is_realtime: boo
             "RLPLAT_BENCH_FOLDER": folder,
             STARTED: str(time.time()),
         }
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
     lines = [line for line in done.stdout.splitlines() if line.startswith("figure ")]
     if not lines:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")

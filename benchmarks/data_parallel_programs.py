@@ -56,9 +56,7 @@ def parts(config: dict[str, Any]) -> tuple[Any, Any]:
     import torch
 
     model = (
-        resnet()
-        if config["model"] == "resnet"
-        else torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
+        resnet() if config["model"] == "resnet" else torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
     )
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
@@ -215,9 +213,7 @@ def with_ray(config: dict[str, Any]) -> None:
 
         model, optimizer = parts(config)
         model = prepare_model(model)
-        loader = prepare_data_loader(
-            DataLoader(images(config), config["batch"], shuffle=True, drop_last=True)
-        )
+        loader = prepare_data_loader(DataLoader(images(config), config["batch"], shuffle=True, drop_last=True))
         if config["row"] == "restart":
             one_after_a_kill(rank, model, optimizer, loader, backward, config, report)
         else:

@@ -70,9 +70,7 @@ def accuracies(config: dict[str, Any]) -> Iterator[float]:
             criterion(model(images), labels).backward()
             optimizer.step()
         with torch.no_grad():
-            hits = [
-                (model(images).argmax(1) == labels).float().mean().item() for images, labels in validation
-            ]
+            hits = [(model(images).argmax(1) == labels).float().mean().item() for images, labels in validation]
         yield sum(hits) / len(hits)
 
 

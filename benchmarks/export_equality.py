@@ -129,11 +129,7 @@ def table(results: list[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     for result in results:
         cells = [
-            f"{v:.2g}"
-            if isinstance(v, float) and abs(v) < 0.01
-            else f"{v:,}"
-            if isinstance(v, int)
-            else str(v)
+            f"{v:.2g}" if isinstance(v, float) and abs(v) < 0.01 else f"{v:,}" if isinstance(v, int) else str(v)
             for v in result.values()
         ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -141,9 +137,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=expanded)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--episodes", type=int, default=100)
@@ -159,9 +153,7 @@ def main() -> None:
     if options.markdown:
         command = " ".join(["benchmarks/export_equality.py", *sys.argv[1:]])
         versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
-        options.markdown.write_text(
-            f"# Exported policies beside their runs\n\n`{command}`\n\n{versions}\n\n{text}\n"
-        )
+        options.markdown.write_text(f"# Exported policies beside their runs\n\n`{command}`\n\n{versions}\n\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -40,9 +40,7 @@ def simulate(address: str, num_envs: int) -> None:
             actions = training.reset(obs)
             while True:
                 steps = [env.step(int(action)) for env, action in zip(envs, actions, strict=True)]
-                final_obs, rewards, terminated, truncated = (
-                    np.stack([s[i] for s in steps]) for i in range(4)
-                )
+                final_obs, rewards, terminated, truncated = (np.stack([s[i] for s in steps]) for i in range(4))
                 obs = final_obs.copy()
                 for i in np.flatnonzero(terminated | truncated):
                     obs[i] = envs[i].reset()[0]
@@ -91,13 +89,9 @@ def measure(seed: int, num_clients: int, port: int, folder: Path) -> dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument(
-        "--clients", type=int, default=2, help="simulator processes, which share 8 environments"
-    )
+    parser.add_argument("--clients", type=int, default=2, help="simulator processes, which share 8 environments")
     parser.add_argument("--port", type=int, default=9917)
     parser.add_argument("--markdown", type=expanded)
     parser.add_argument("--simulate", nargs=2, metavar=("ADDRESS", "N"), help="be one of the simulators")
@@ -107,20 +101,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = [measure(seed, options.clients, options.port, Path(folder)) for seed in options.seeds]
     lines = ["| " + " | ".join(results[0]) + " |", "|" + "---|" * len(results[0])]
-    lines += [
-        "| " + " | ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in r.values()) + " |"
-        for r in results
-    ]
+    lines += ["| " + " | ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in r.values()) + " |" for r in results]
     text = "\n".join(lines)
     print(text)
     if options.markdown:
         command = " ".join(["benchmarks/external_cartpole.py", *sys.argv[1:]])
-        where = (
-            f"Python {platform.python_version()}, {platform.machine()}, 2 cores; {options.clients} simulators"
-        )
-        options.markdown.write_text(
-            f"# PPO on CartPole from external simulators\n\n`{command}`\n\n{where}\n\n{text}\n"
-        )
+        where = f"Python {platform.python_version()}, {platform.machine()}, 2 cores; {options.clients} simulators"
+        options.markdown.write_text(f"# PPO on CartPole from external simulators\n\n`{command}`\n\n{where}\n\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -131,7 +131,5 @@ def _start(program: str) -> subprocess.Popen[str]:
 def _finish(process: subprocess.Popen[str], line: str = "") -> str:
     out, _ = process.communicate(line, timeout=120)
     if process.returncode:
-        raise RuntimeError(
-            f"a fresh interpreter failed with exit code {process.returncode}; see its message above"
-        )
+        raise RuntimeError(f"a fresh interpreter failed with exit code {process.returncode}; see its message above")
     return out

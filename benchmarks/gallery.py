@@ -33,17 +33,13 @@ def main() -> None:
     folder: Path = GALLERY / options.name
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(options.run / "checkpoints" / "best", folder / "checkpoints" / "best")
-    settings = {
-        key: value for key, value in load_yaml(options.run / "config.yaml").values.items() if key != "code"
-    }
+    settings = {key: value for key, value in load_yaml(options.run / "config.yaml").values.items() if key != "code"}
     (folder / "config.yaml").write_text(dump_values(settings))
     agent = load(folder, seed=SEED)
     figures = evaluation_metrics(agent.evaluate(EPISODES))
     info = hardware(["rlplat", "gymnasium", "torch", "numpy"])
     env_steps = agent.checkpoint.info.env_steps
-    mean, std, least, most = (
-        figure(figures[f"eval/return_{name}"]) for name in ("mean", "std", "min", "max")
-    )
+    mean, std, least, most = (figure(figures[f"eval/return_{name}"]) for name in ("mean", "std", "min", "max"))
     (folder / "README.md").write_text(
         f"# {options.name}\n\n"
         f"{settings['algo']} on {settings['env']}, seed {settings['seed']}: the best of its evaluations, after "
@@ -63,15 +59,11 @@ def write_table() -> None:
     lines = ["| | algorithm, environment | return | env steps |", "|---|---|---|---|"]
     for card in sorted(GALLERY.glob("*/README.md")):
         text = card.read_text()
-        algo, env, env_steps = re.findall(
-            r"^(\S+) on (\S+), seed .*? after ([\d,]+) env", text, re.MULTILINE
-        )[0]
+        algo, env, env_steps = re.findall(r"^(\S+) on (\S+), seed .*? after ([\d,]+) env", text, re.MULTILINE)[0]
         returned = re.findall(r"^\| \d+, seed \d+ \| (.*?) \|", text, re.MULTILINE)[0]
         lines.append(f"| `gallery/{card.parent.name}` | {algo}, {env} | {returned} | {env_steps} |")
     before, _, rest = PAGE.read_text().partition("<!-- agents -->\n")
-    PAGE.write_text(
-        f"{before}<!-- agents -->\n\n" + "\n".join(lines) + "\n\n<!-- end" + rest.partition("<!-- end")[2]
-    )
+    PAGE.write_text(f"{before}<!-- agents -->\n\n" + "\n".join(lines) + "\n\n<!-- end" + rest.partition("<!-- end")[2])
 
 
 if __name__ == "__main__":

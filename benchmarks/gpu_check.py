@@ -88,9 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_output_options(parser, [])
     parser.set_defaults(repeats=1)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument(
-        "--leanrl", type=expanded, metavar="DIR", help="a clone of LeanRL, run by this Python"
-    )
+    parser.add_argument("--leanrl", type=expanded, metavar="DIR", help="a clone of LeanRL, run by this Python")
     parser.add_argument("--no-tests", action="store_true", help="rows only")
     parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
     return parser
@@ -102,9 +100,7 @@ def device_of(device: str) -> dict[str, str]:
     if device == "cpu":
         return {"device": "cpu"}
     if not torch.cuda.is_available():
-        sys.exit(
-            f"gpu-check: torch {torch.__version__} finds no GPU; --device cpu runs the same program without one"
-        )
+        sys.exit(f"gpu-check: torch {torch.__version__} finds no GPU; --device cpu runs the same program without one")
     name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
     return {"device": f"{name}, {memory / 2**30:.0f} GiB", "cuda": f"{torch.version.cuda}"}
 
@@ -198,9 +194,7 @@ def bare_step(algo: str, precision: str, device: str) -> Callable[[], object]:
         nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(),
         nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(),
     )  # fmt: skip
-    network = nn.ModuleDict(
-        {"trunk": trunk, "actor": nn.Linear(512, num_actions), "critic": nn.Linear(512, 1)}
-    )
+    network = nn.ModuleDict({"trunk": trunk, "actor": nn.Linear(512, num_actions), "critic": nn.Linear(512, 1)})
     network = network.to(device, memory_format=torch.channels_last)
     images = torch.randint(0, 256, (2, size, 4, 84, 84), dtype=torch.uint8, device=device)
     actions = torch.randint(num_actions, (size, 1), device=device)
@@ -277,9 +271,7 @@ def training(name: str) -> Callable[[argparse.Namespace], list[tuple[str, str, f
             elapsed_s = time.perf_counter() - started
         found = [("rlplat", "env steps/s", (after - before) / elapsed_s)]
         if options.leanrl:
-            found.append(
-                ("leanrl", "env steps/s", lean_rate(options.leanrl / "leanrl" / script, 6 * seconds))
-            )
+            found.append(("leanrl", "env steps/s", lean_rate(options.leanrl / "leanrl" / script, 6 * seconds)))
         return found
 
     return measure
@@ -288,9 +280,7 @@ def training(name: str) -> Callable[[argparse.Namespace], list[tuple[str, str, f
 def lean_rate(script: Path, seconds: float) -> float:
     """The last `speed: N sps` that LeanRL's script prints within that time, CUDA graphs and compilation on."""
     command = [sys.executable, str(script), "--cudagraphs", "--compile"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=script.parent
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=script.parent) as process:
         try:
             said = process.communicate(timeout=max(seconds, 60.0))[0]
         except subprocess.TimeoutExpired:

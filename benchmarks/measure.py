@@ -122,8 +122,7 @@ def render(rows: Sequence[Row], peers: Sequence[str], higher_is_better: set[str]
     lines = table_cells(rows, peers, higher_is_better)
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
 
 
@@ -171,13 +170,9 @@ def add_output_options(parser: argparse.ArgumentParser, peers: Sequence[str]) ->
         "--peer", action="append", default=[], choices=peers, help="measure this one as well, alternating"
     )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing"
-    )
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")
     parser.add_argument("--json", type=expanded, metavar="FILE", help="one object per figure")
-    parser.add_argument(
-        "--markdown", type=expanded, metavar="FILE", help="the table, with command, date and hardware"
-    )
+    parser.add_argument("--markdown", type=expanded, metavar="FILE", help="the table, with command, date and hardware")
 
 
 @dataclass(frozen=True)
@@ -198,9 +193,7 @@ class Report:
         for note in self.notes:
             print(f"- {note}")
         if json_file is not None:
-            json_file.write_text(
-                "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in self.rows)
-            )
+            json_file.write_text("".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in self.rows))
         if markdown_file is not None:
             markdown_file.write_text(self.markdown())
 

@@ -124,9 +124,7 @@ def main() -> None:
         for load in loads:
             load.sample()
         num_samples += 1
-        if num_samples == max(
-            3, int(options.minutes * 12 / options.period_s)
-        ):  # ahead of the last two thirds
+        if num_samples == max(3, int(options.minutes * 12 / options.period_s)):  # ahead of the last two thirds
             for load in loads:
                 load.name_processes()
         report = _report(loads, (time.monotonic() - began) / 60, load_average)
@@ -135,9 +133,7 @@ def main() -> None:
     print(report)
     for load in loads:
         if load.process.poll() is not None:
-            print(
-                f"{load.name} ended with {load.process.returncode} before the time was over", file=sys.stderr
-            )
+            print(f"{load.name} ended with {load.process.returncode} before the time was over", file=sys.stderr)
         load.process.terminate()
     for load in loads:
         load.process.wait()
@@ -145,9 +141,7 @@ def main() -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="memory_growth", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument(
-        "workload", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}; all by default"
-    )
+    parser.add_argument("workload", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}; all by default")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--period-s", type=float, default=20.0, help="between samples")
     parser.add_argument("--markdown", type=expanded, help="written anew after each sample")

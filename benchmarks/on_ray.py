@@ -99,9 +99,7 @@ def _measure_rlplat(quick: bool) -> list[tuple[str, str, str, float]]:
 def _rlplat_rate(quick: bool) -> float:
     from rlplat.algorithms.ppo import PPO, PPOConfig
 
-    config = PPOConfig.model_validate(
-        SETTINGS | {"env": "CartPole-v1", "seed": 1, "learner": {"backend": "torch"}}
-    )
+    config = PPOConfig.model_validate(SETTINGS | {"env": "CartPole-v1", "seed": 1, "learner": {"backend": "torch"}})
     with PPO(config) as algorithm:
         return _rate(lambda: algorithm.step().env_steps, quick)
 

@@ -16,8 +16,7 @@ DISCOUNT, GAE_LAMBDA, CLIP = 0.98, 0.8, 0.2
 def network() -> tuple[nn.Module, nn.Module]:
     torch.set_num_threads(1)
     actor, critic = (
-        nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, out))
-        for out in (2, 1)
+        nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, out)) for out in (2, 1)
     )
     return actor, critic
 
@@ -36,9 +35,7 @@ class RolloutWorker:
         actor, critic = self.actor_critic
         actor.load_state_dict(weights[0])
         critic.load_state_dict(weights[1])
-        rows: dict[str, list[Any]] = {
-            key: [] for key in ("obs", "actions", "log_probs", "values", "rewards", "ends")
-        }
+        rows: dict[str, list[Any]] = {key: [] for key in ("obs", "actions", "log_probs", "values", "rewards", "ends")}
         with torch.no_grad():
             for _ in range(self.length):
                 obs = torch.as_tensor(self.obs, dtype=torch.float32)
@@ -85,9 +82,7 @@ class Learner:
             for rows in torch.randperm(len(batch["obs"])).split(self.settings["minibatch_size"]):
                 obs, advantages = batch["obs"][rows], batch["advantages"][rows].float()
                 advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-                log_probs = torch.distributions.Categorical(logits=actor(obs)).log_prob(
-                    batch["actions"][rows]
-                )
+                log_probs = torch.distributions.Categorical(logits=actor(obs)).log_prob(batch["actions"][rows])
                 ratio = (log_probs - batch["log_probs"][rows]).exp()
                 clipped = ratio.clamp(1.0 - CLIP, 1.0 + CLIP)
                 policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()
@@ -103,9 +98,7 @@ class RayPPO:
     def __init__(self, settings: dict[str, Any]) -> None:
         envs, length = settings["num_envs_per_worker"], settings["rollout_length"]
         self.learner = Learner.remote(settings)
-        self.workers = [
-            RolloutWorker.remote(envs, length, seed) for seed in range(settings["num_rollout_workers"])
-        ]
+        self.workers = [RolloutWorker.remote(envs, length, seed) for seed in range(settings["num_rollout_workers"])]
         self.weights = self.learner.weights.remote()
         self.env_steps, self.round = 0, envs * length * len(self.workers)
 

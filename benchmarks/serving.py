@@ -129,8 +129,7 @@ async def many_clients(port: int, request: bytes, connections: int, seconds: flo
     count = [0]
     loop = asyncio.get_running_loop()
     transports = [
-        (await loop.create_connection(lambda: _Asker(request, count), "127.0.0.1", port))[0]
-        for _ in range(connections)
+        (await loop.create_connection(lambda: _Asker(request, count), "127.0.0.1", port))[0] for _ in range(connections)
     ]
     await asyncio.sleep(0.5)
     before, begin = count[0], time.perf_counter()
@@ -255,9 +254,7 @@ def peers(packages: Path, run: Path) -> dict[str, tuple[Callable[[int], list[str
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=expanded, help="a run of CartPole-v1")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
     parser.add_argument("--json", type=expanded, help="one object per row")

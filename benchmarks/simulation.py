@@ -79,9 +79,7 @@ class Figures:
 class Run:
     """One cluster of `num_nodes` nodes that works off `num_tasks` tasks."""
 
-    def __init__(
-        self, num_nodes: int, num_tasks: int, seed: int = 1, profile: cProfile.Profile | None = None
-    ) -> None:
+    def __init__(self, num_nodes: int, num_tasks: int, seed: int = 1, profile: cProfile.Profile | None = None) -> None:
         self._profile = profile
         self._random = random.Random(seed)
         self._scheduler = Scheduler()
@@ -362,9 +360,7 @@ def main() -> int:
             f"{last.us_per_decision():6.1f} µs each, {last.seconds:6.2f} s in the scheduler",
             flush=True,
         )
-    calls = {
-        nodes: count_calls(nodes, args.seed, args.profile and nodes == args.nodes[-1]) for nodes in args.nodes
-    }
+    calls = {nodes: count_calls(nodes, args.seed, args.profile and nodes == args.nodes[-1]) for nodes in args.nodes}
     print("\n".join(["", *plot(runs), "", *growth(runs, calls)]))
     if args.json is not None:
         args.json.write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs))

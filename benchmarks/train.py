@@ -91,9 +91,7 @@ def main() -> None:
     parser = build_parser()
     options = parser.parse_args()
     if "sample-factory" in options.peer and PYTHON not in os.environ:
-        parser.error(
-            f"--peer sample-factory needs ${PYTHON}: benchmarks/sample_factory.py says how to make it"
-        )
+        parser.error(f"--peer sample-factory needs ${PYTHON}: benchmarks/sample_factory.py says how to make it")
     peers = ["rlplat", *dict.fromkeys(options.peer)]
     info = hardware(PACKAGES)
     samples: list[Sample] = []
@@ -139,9 +137,7 @@ def _rates(task: str, peers: list[str], options: argparse.Namespace) -> list[Sam
             print(f"{task}, repeat {repeat + 1} of {options.repeats}: {peer}", file=sys.stderr, flush=True)
             command = [sys.executable, "-m", "benchmarks.train_peers", "rate", peer, task]
             command += ["--warm-up", str(warm_up), "--env-steps", str(env_steps)]
-            done = subprocess.run(
-                command, cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, text=True, check=True
-            )
+            done = subprocess.run(command, cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, text=True, check=True)
             rate = float(done.stdout.split()[-1])
             samples.append(Sample(peer, RATES[task], "", "env steps/s", rate))
     return samples
@@ -157,9 +153,7 @@ def _thresholds(peers: list[str], options: argparse.Namespace) -> tuple[list[Sam
         for peer in peers if index % 2 == 0 else peers[::-1]:
             print(f"threshold, seed {seed}: {peer}", file=sys.stderr, flush=True)
             attempt = _attempt(peer, seed, options.quick)
-            row = (
-                f"CartPole-v1 >= 475, seed {seed}: s to the stop / env steps / greedy evaluation, 20 episodes"
-            )
+            row = f"CartPole-v1 >= 475, seed {seed}: s to the stop / env steps / greedy evaluation, 20 episodes"
             stop_s = attempt.exit_s if attempt.stop_s is None else attempt.stop_s
             if attempt.stop_s is None:
                 missed.append(
@@ -174,9 +168,7 @@ def _thresholds(peers: list[str], options: argparse.Namespace) -> tuple[list[Sam
             ]
             if attempt.evaluation is not None:
                 samples.append(Sample(peer, row, "greedy evaluation", "return", attempt.evaluation))
-            samples.append(
-                Sample(peer, REACHED + f", seed {seed}", "", "", float(attempt.stop_s is not None))
-            )
+            samples.append(Sample(peer, REACHED + f", seed {seed}", "", "", float(attempt.stop_s is not None)))
     return _with_shares(samples), missed
 
 
@@ -213,9 +205,7 @@ def _attempt(peer: str, seed: int, quick: bool) -> Attempt:
         records = _records(out / "metrics.jsonl")
     last = records[-1]
     mean, evaluation = last["episode_return_mean"], last.get("eval/return_mean")
-    print(
-        f"  {number(exit_s)} s, {last['env_steps']:,} env steps, mean {mean:.1f}", file=sys.stderr, flush=True
-    )
+    print(f"  {number(exit_s)} s, {last['env_steps']:,} env steps, mean {mean:.1f}", file=sys.stderr, flush=True)
     return Attempt(stop_s, exit_s, last["env_steps"], mean, evaluation)
 
 

@@ -102,9 +102,7 @@ def ray_rates(num_trials: int, directory: str) -> dict[str, float]:
         tuner = tune.Tuner(
             tune.with_resources(ray_trial, {"cpu": 1}),
             param_space=space,
-            tune_config=tune.TuneConfig(
-                metric="loss", mode="min", num_samples=count, reuse_actors=True, **settings
-            ),
+            tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=count, reuse_actors=True, **settings),
             run_config=tune.RunConfig(storage_path=directory, name=str(len(rates)), verbose=0),
         )
         started = time.perf_counter()
@@ -209,9 +207,7 @@ MEASURES = {"rlplat": rlplat_rates, "ray": ray_rates, "optuna": optuna_rates, "f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=("rates", "flat"), default=["rates", "flat"])
     parser.add_argument("--in-process", nargs=3, metavar=("MEASURE", "TRIALS", "DIR"), help=argparse.SUPPRESS)
     add_output_options(parser, ["ray", "optuna"])
@@ -229,9 +225,7 @@ def main() -> None:
                 started = time.perf_counter()
                 figures = fresh_process(peer, 20 if options.quick else 1_000)
                 whole = time.perf_counter() - started
-                samples += [
-                    Sample(peer, row, "", row.rpartition(" ")[2], value) for row, value in figures.items()
-                ]
+                samples += [Sample(peer, row, "", row.rpartition(" ")[2], value) for row, value in figures.items()]
                 print(f"{peer}: {whole:.1f} s", file=sys.stderr)
         if "flat" in options.rows:
             figures = fresh_process("flat", 300 if options.quick else CHECKPOINTS[-1])

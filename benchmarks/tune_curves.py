@@ -75,9 +75,7 @@ def train(values: dict[str, Any], seed: int) -> tuple[str, list[float]]:
     from rlplat.errors import NonFiniteError
 
     env_steps = REPORTS * ENV_STEPS_PER_REPORT
-    config = PPOConfig(
-        env="CartPole-v1", seed=seed, num_rollout_workers=0, stop={"env_steps": env_steps}, **values
-    )
+    config = PPOConfig(env="CartPole-v1", seed=seed, num_rollout_workers=0, stop={"env_steps": env_steps}, **values)
     curve: list[float] = []
     end = "complete"
     with PPO(config) as ppo:
@@ -113,9 +111,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--out", type=expanded, required=True, help="the table, a line per run; kept and continued"
-    )
+    parser.add_argument("--out", type=expanded, required=True, help="the table, a line per run; kept and continued")
     parser.add_argument("--configs", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--pack", type=expanded, help="only: write the table compressed to here")

@@ -78,9 +78,7 @@ class RlplatJudge:
         return PAUSE
 
     def end(self, number: int, is_complete: bool) -> None:
-        self._experiment.handle(
-            Returned(number) if is_complete else Crashed(number, "not finite", can_retry=False)
-        )
+        self._experiment.handle(Returned(number) if is_complete else Crashed(number, "not finite", can_retry=False))
 
 
 def settings_of(method: str, max_progress: int) -> dict[str, Any]:
@@ -120,9 +118,7 @@ class OptunaJudge:
             "hyperband": lambda: optuna.pruners.HyperbandPruner(min_resource=1, max_resource=max_progress),
         }
         # HyperbandPruner hashes the study's name: each seed has brackets of its own.
-        self._study = optuna.create_study(
-            direction="maximize", pruner=pruners[method](), study_name=f"seed {seed}"
-        )
+        self._study = optuna.create_study(direction="maximize", pruner=pruners[method](), study_name=f"seed {seed}")
         self._pruned, self._failed = optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.FAIL
         self._trials: dict[int, Any] = {}
         self._scores: dict[int, float] = {}

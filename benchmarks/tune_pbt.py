@@ -210,9 +210,7 @@ def with_ray(problem: Problem, method: str, seed: int, directory: Path) -> Found
         tune_config=tune.TuneConfig(
             metric="score", mode="max", num_samples=NUM_TRIALS, scheduler=scheduler, reuse_actors=True
         ),
-        run_config=tune.RunConfig(
-            stop={"training_iteration": NUM_REPORTS}, storage_path=str(directory), verbose=0
-        ),
+        run_config=tune.RunConfig(stop={"training_iteration": NUM_REPORTS}, storage_path=str(directory), verbose=0),
     ).fit()
     best: Any = results.get_best_result()
     return Found([float(value) for value in best.metrics["path"].split()], counter.stat().st_size)
@@ -270,12 +268,8 @@ def main() -> None:
                         found = run(problem, method, seed, Path(scratch) / f"{problem.name}-{method}-{seed}")
                         paths.setdefault((peer, problem.name, method), []).append(found.path)
                         worth = float(problem.worth(found.path)) / fixed
-                        samples.append(
-                            Sample(peer, f"{problem.name}, {method}", "", "of the best fixed", worth)
-                        )
-                        samples.append(
-                            Sample(peer, f"{method}: reports of the population", "", "", found.num_reports)
-                        )
+                        samples.append(Sample(peer, f"{problem.name}, {method}", "", "of the best fixed", worth))
+                        samples.append(Sample(peer, f"{method}: reports of the population", "", "", found.num_reports))
                         print(
                             peer,
                             problem.name,
@@ -302,9 +296,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_output_options(parser, ["ray"])
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="default: 10")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument(
-        "--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS), metavar="NAME"
-    )
+    parser.add_argument("--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS), metavar="NAME")
     parser.add_argument("--plot", type=expanded, metavar="FILE.png", help="the schedules found")
     return parser
 
@@ -322,9 +314,7 @@ def cluster(peer: str) -> Any:
     else:
         import ray
 
-        ray.init(
-            num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
-        )
+        ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         try:
             yield
         finally:
@@ -349,9 +339,7 @@ def wins(samples: Sequence[Sample]) -> list[str]:
     return ["Seeds that beat the best fixed value: " + "; ".join(told) + "."]
 
 
-def draw(
-    paths: dict[tuple[str, str, str], list[list[float]]], problems: Sequence[Problem], file: Path
-) -> None:
+def draw(paths: dict[tuple[str, str, str], list[list[float]]], problems: Sequence[Problem], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

@@ -68,9 +68,7 @@ def _synthetic(name: str, value: Callable[[Array, Array], Array]) -> Problem:
 
     def draw(random: np.random.Generator) -> Curve:
         trained = value(random.random((1, 3)), steps)[0]
-        return Curve(
-            (trained + NOISE * random.standard_normal(REPORTS)).tolist(), trained.tolist(), trained[-1]
-        )
+        return Curve((trained + NOISE * random.standard_normal(REPORTS)).tolist(), trained.tolist(), trained[-1])
 
     axis = np.linspace(0.0, 1.0, 101)
     grid = np.stack(np.meshgrid(axis, axis, axis), axis=-1).reshape(-1, 3)

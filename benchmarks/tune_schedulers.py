@@ -93,9 +93,7 @@ def main() -> None:
         draw(curves, options.plot)
     rows.sort(key=lambda row: [*PROBLEMS, "decisions"].index(row.row.split(":")[0]))
     notes = (["a --quick run: two seeds, the figures mean nothing"] if options.quick else []) + list(NOTES)
-    report = Report(
-        "Trial schedulers", houses, rows, set(), info, notes, spread="lower quartile, upper quartile"
-    )
+    report = Report("Trial schedulers", houses, rows, set(), info, notes, spread="lower quartile, upper quartile")
     report.publish(options.json, options.markdown)
 
 
@@ -120,9 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _run(problem: Problem, house: str, method: str, workers: int, seed: int) -> Trace:
     judge = make_judge(house, method, problem.max_progress, seed)
     budget = BUDGET * problem.max_progress
-    return simulate(
-        problem, judge, workers=workers, budget=budget, max_progress=problem.max_progress, seed=seed
-    )
+    return simulate(problem, judge, workers=workers, budget=budget, max_progress=problem.max_progress, seed=seed)
 
 
 def _rows(problem: Problem, house: str, method: str, traces: Sequence[Trace]) -> list[Row]:
@@ -223,9 +219,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
                     axis.plot(budget, curve.quartiles[1], color="0.6", linewidth=2, label="random search")
                 elif curve.method == method:
                     label = f"{curve.house} {method}"
-                    axis.plot(
-                        budget, curve.quartiles[1], color=COLORS[curve.house], linewidth=1.3, label=label
-                    )
+                    axis.plot(budget, curve.quartiles[1], color=COLORS[curve.house], linewidth=1.3, label=label)
                     if curve.house == "rlplat":
                         low, _, high = curve.quartiles
                         axis.fill_between(budget, low, high, color=COLORS["rlplat"], alpha=0.12, linewidth=0)

@@ -45,9 +45,7 @@ class _Drawn:
         return self._found[number]
 
 
-def simulate(
-    problem: Problem, judge: Judge, *, workers: int, budget: int, max_progress: int, seed: int
-) -> Trace:
+def simulate(problem: Problem, judge: Judge, *, workers: int, budget: int, max_progress: int, seed: int) -> Trace:
     drawn = _Drawn(problem, seed)
     progress: dict[int, int] = {}
     best: list[tuple[float, int]] = []  # a heap of (-last score, number), with entries that are out of date
@@ -83,9 +81,7 @@ def simulate(
     return Trace(regret, reached_at, len(progress))
 
 
-def _begin(
-    now: float, worker: int, judge: Judge, drawn: _Drawn, progress: dict[int, int]
-) -> tuple[float, int, int]:
+def _begin(now: float, worker: int, judge: Judge, drawn: _Drawn, progress: dict[int, int]) -> tuple[float, int, int]:
     number = judge.next()
     progress.setdefault(number, 0)
     return (now + drawn[number][1], worker, number)

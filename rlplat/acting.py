@@ -45,9 +45,7 @@ class Leaf:
 
 
 class ActingInputs:
-    def __init__(
-        self, leaves: Sequence[Leaf], mask_groups: tuple[int, ...], mask_is_observed: bool, who: str
-    ) -> None:
+    def __init__(self, leaves: Sequence[Leaf], mask_groups: tuple[int, ...], mask_is_observed: bool, who: str) -> None:
         """leaves: those of an observation, without its mask; mask_groups: runs of mask entries in each of which
         something must be legal, empty without a mask; who: what messages call it that acts."""
         self._leaves, self._who = leaves, who
@@ -111,9 +109,7 @@ class ActingInputs:
             try:
                 obs = obs[key]
             except (KeyError, IndexError, TypeError):
-                expected = ", ".join(
-                    f"{obs_name(each.keys)} {each.dtype}{list(each.shape)}" for each in self._leaves
-                )
+                expected = ", ".join(f"{obs_name(each.keys)} {each.dtype}{list(each.shape)}" for each in self._leaves)
                 raise BadObservation(
                     f"{obs_name(leaf.keys[:depth])} is {brief(obs)} ({type(obs).__name__}) and has no {key!r}; "
                     f"expected: {expected}, or the same with a leading axis in every array for many"
@@ -133,9 +129,7 @@ class ActingInputs:
                 raise _mismatch(leaf, str(error)) from None
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 index = tuple(map(int, np.argwhere(~np.isfinite(values))[0]))
-                raise BadObservation(
-                    f"NaN or infinity in {obs_name(leaf.keys)}{f' at index {index}' if index else ''}"
-                )
+                raise BadObservation(f"NaN or infinity in {obs_name(leaf.keys)}{f' at index {index}' if index else ''}")
             return values
         if array.dtype.kind not in "biu":
             raise _mismatch(leaf, f"has dtype {array.dtype}")
@@ -150,13 +144,9 @@ class ActingInputs:
 
     def _mask(self, mask: Any, num_rows: int, is_batch: bool) -> Array:
         size = sum(self._mask_groups)
-        expected = (
-            f"bool[{size}] for one observation, or bool[N, {size}] for N, True where an action is legal"
-        )
+        expected = f"bool[{size}] for one observation, or bool[N, {size}] for N, True where an action is legal"
         if not size:
-            raise BadObservation(
-                f"mask= is given, but this {self._who} was trained without action masks; omit it"
-            )
+            raise BadObservation(f"mask= is given, but this {self._who} was trained without action masks; omit it")
         if mask is None:
             raise BadObservation(
                 f"the action mask is missing, with which this {self._who} was trained: pass mask=, {expected} (what "
@@ -175,9 +165,7 @@ class ActingInputs:
         found = find_no_choice(rows, self._mask_groups, np.ones(num_rows, np.bool_))
         if found is not None:
             which = f" of row {found[0]}" if is_batch else ""
-            raise BadObservation(
-                f"the action mask{which} has no legal action{found[1]}; the episode should have ended"
-            )
+            raise BadObservation(f"the action mask{which} has no legal action{found[1]}; the episode should have ended")
         return rows
 
 

@@ -79,9 +79,7 @@ def _num_trials(settings: dict[str, Any]) -> int | None:
     from rlplat.tune.space import Space
 
     try:
-        return (
-            int(settings["num_samples"]) * Space.parse(without_code(settings.get("config") or {})).grid_size
-        )
+        return int(settings["num_samples"]) * Space.parse(without_code(settings.get("config") or {})).grid_size
     except (ConfigError, KeyError, OverflowError, TypeError, ValueError):
         return None
 

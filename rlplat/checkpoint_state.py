@@ -107,9 +107,7 @@ class _Packer:
             inner = [self.encode(item, f"{place}.{index}", depth + 1) for index, item in enumerate(value)]
             return inner if type(value) is list else {"$tuple": inner}
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise BadState(
-            f"'{place}' is a {kind}; a checkpoint holds numpy arrays, numbers, texts, lists and dicts"
-        )
+        raise BadState(f"'{place}' is a {kind}; a checkpoint holds numpy arrays, numbers, texts, lists and dicts")
 
     def _encode_array(self, array: np.ndarray, place: str) -> dict[str, list[str]]:
         if not _can_be_saved(array.dtype):

@@ -95,9 +95,7 @@ class Checkpoint:
         return set(self.state) == {WEIGHTS}
 
 
-def save(
-    directory: str | os.PathLike[str], state: dict[str, Any], info: CheckpointInfo, *, keep: int = 3
-) -> Path:
+def save(directory: str | os.PathLike[str], state: dict[str, Any], info: CheckpointInfo, *, keep: int = 3) -> Path:
     """Write `directory/step_<env_steps>` and keep the newest `keep` good ones.
 
     state: nested dicts, lists and tuples of numpy arrays, numbers (integers of any size), texts, booleans, None.
@@ -111,9 +109,7 @@ def save(
     return target
 
 
-def save_best(
-    directory: str | os.PathLike[str], weights: dict[str, np.ndarray], info: CheckpointInfo
-) -> Path:
+def save_best(directory: str | os.PathLike[str], weights: dict[str, np.ndarray], info: CheckpointInfo) -> Path:
     """Write `directory/best` in place of the one before: whole or the old one, as with `save`.
 
     weights: all that acting needs, normaliser statistics included; nothing to train on with.
@@ -167,11 +163,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         return _read(path)
     except _Damaged as damage:
         older = next((good for good, _ in _newest_first(path.parent, older_than=path) if good), None)
-        offer = (
-            f"; the next older valid one is {older.path}"
-            if older
-            else "; there is no older valid one beside it"
-        )
+        offer = f"; the next older valid one is {older.path}" if older else "; there is no older valid one beside it"
         raise CheckpointError(f"checkpoint {path} cannot be used: {damage}{offer}") from None
 
 
@@ -220,9 +212,7 @@ def _rank(name: str) -> tuple[int, bool]:
 
 def _read(path: Path) -> Checkpoint:
     manifest = _verify(path)
-    info = CheckpointInfo(
-        **{key: manifest[key] for key in CheckpointInfo.__dataclass_fields__ if key in manifest}
-    )
+    info = CheckpointInfo(**{key: manifest[key] for key in CheckpointInfo.__dataclass_fields__ if key in manifest})
     try:
         state = unpack({name: (path / name).read_bytes() for name in manifest["files"]})
     except (BadState, OSError) as error:
@@ -292,9 +282,7 @@ def _read_regular(path: Path, max_bytes: int) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        reason = (
-            "is a symbolic link" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
-        )
+        reason = "is a symbolic link" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
         raise _Damaged(f"file {path.name}: {reason}") from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):

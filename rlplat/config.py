@@ -53,9 +53,7 @@ __all__ = [
 ]
 
 
-def resolve(
-    model: type[Model], layers: Sequence[Layer], owners: Callable[[str], str] = lambda key: ""
-) -> Model:
+def resolve(model: type[Model], layers: Sequence[Layer], owners: Callable[[str], str] = lambda key: "") -> Model:
     """Merge the layers over the model's defaults and validate; all complaints come in one ConfigError.
 
     owners: what to say about a key that is unknown here and known to another model, or the empty string."""
@@ -71,9 +69,7 @@ def resolve(
     else:
         if not complaints:
             return config
-    raise ConfigError(
-        "\n".join(text for _, text in sorted(complaints, key=lambda item: _order(item[0], merged)))
-    )
+    raise ConfigError("\n".join(text for _, text in sorted(complaints, key=lambda item: _order(item[0], merged))))
 
 
 def with_origins(text: str, origins: Mapping[KeyPath, str]) -> str:
@@ -254,9 +250,7 @@ def _complaints_of(error: Any, merged: Layer, model: type[BaseModel]) -> list[tu
             info, value = owner_and_field(model, path)[1], _value_at(merged.values, path)
             if is_ours:
                 allowed = said
-            elif theirs := getattr(model, "values_elsewhere", {}).get(
-                value if isinstance(value, str) else ""
-            ):
+            elif theirs := getattr(model, "values_elsewhere", {}).get(value if isinstance(value, str) else ""):
                 allowed = theirs
             elif info is not None and (group := nested_model(info.annotation)):
                 allowed = f"it takes settings by name: {_example(path, group, value, _origin(path, merged))}"
@@ -320,9 +314,7 @@ def _example(path: KeyPath, group: type[BaseModel], value: Any, origin: str) -> 
     }
     key, shown = next(iter(settings.items()))
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    are_numbers = all(
-        isinstance(each, int | float) and not isinstance(each, bool) for each in (number, shown)
-    )
+    are_numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (number, shown))
     if are_numbers and math.isfinite(number):
         shown = type(shown)(number)
     if origin.startswith("argument "):

@@ -64,9 +64,7 @@ def load_yaml(path: str | os.PathLike[str]) -> Layer:
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_FILE_BYTES:
-            raise ConfigError(
-                f"{path}: {size_bytes} bytes is more than a config file may have ({MAX_FILE_BYTES})"
-            )
+            raise ConfigError(f"{path}: {size_bytes} bytes is more than a config file may have ({MAX_FILE_BYTES})")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"no config file '{path}'") from None
@@ -85,9 +83,7 @@ def parse_yaml(text: str, name: str) -> Layer:
         return layer
     reader = _Reader(name, layer.origins)
     if node.id != "mapping":
-        raise ConfigError(
-            f"{name}:{_line(node)}: a config file holds `key: value` lines, this is a {node.id}"
-        )
+        raise ConfigError(f"{name}:{_line(node)}: a config file holds `key: value` lines, this is a {node.id}")
     layer.values = reader.read(node, ())
     if reader.complaints:
         raise ConfigError("\n".join(reader.complaints))
@@ -132,9 +128,7 @@ def put(layer: Layer, path: KeyPath, value: Any, origin: str) -> None:
     for depth, part in enumerate(path[:-1], start=1):
         if not isinstance(place.setdefault(part, {}), dict):
             whole = ".".join(path[:depth])
-            raise ConfigError(
-                f"{origin}: '{whole}' was already set to {place[part]!r}, so it has no keys of its own"
-            )
+            raise ConfigError(f"{origin}: '{whole}' was already set to {place[part]!r}, so it has no keys of its own")
         layer.origins.setdefault(path[:depth], origin)
         place = place[part]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -198,9 +192,7 @@ class _Reader:
     def read(self, node: Any, path: KeyPath, depth: int = 0) -> Any:
         self._nodes += 1
         if self._nodes > MAX_NODES:  # also what stops aliases of aliases of aliases
-            raise ConfigError(
-                f"{self.name}:{_line(node)}: more than {MAX_NODES} values, aliases counted each time"
-            )
+            raise ConfigError(f"{self.name}:{_line(node)}: more than {MAX_NODES} values, aliases counted each time")
         if depth > MAX_DEPTH:
             raise ConfigError(f"{self.name}:{_line(node)}: nested deeper than {MAX_DEPTH} levels")
         if not node.tag.startswith("tag:yaml.org,2002:") or "python/" in node.tag:
@@ -231,9 +223,7 @@ class _Reader:
                 continue
             key = key_node.value
             if key in lines:
-                self.complaints.append(
-                    f"{self.name}:{line}: key '{key}' was already set in line {lines[key]}"
-                )
+                self.complaints.append(f"{self.name}:{line}: key '{key}' was already set in line {lines[key]}")
                 continue
             lines[key] = line
             self._forget_origins((*path, key))

@@ -57,13 +57,9 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
     if not 0 <= port <= 65535:
         raise UsageError(f"a port is a number from 0 to 65535, not {port}")
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, OverflowError) as error:
-        raise UsageError(
-            f"cannot listen on {in_url(host, port)}: {getattr(error, 'strerror', error)}"
-        ) from None
+        raise UsageError(f"cannot listen on {in_url(host, port)}: {getattr(error, 'strerror', error)}") from None
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,9 +71,7 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
             raise UsageError(
                 f"port {port} of {host} is in use; take another one with --port (0: any that is free)"
             ) from None
-        raise UsageError(
-            f"cannot listen on {in_url(host, port)}: {getattr(error, 'strerror', error)}"
-        ) from None
+        raise UsageError(f"cannot listen on {in_url(host, port)}: {getattr(error, 'strerror', error)}") from None
     return listening
 
 

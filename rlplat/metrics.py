@@ -51,9 +51,7 @@ class MetricsLog:
                 writer.write(record)
             except OSError as error:
                 if not self.dropped:
-                    self._warn(
-                        f"metrics: {error}; training continues, records that cannot be written are dropped"
-                    )
+                    self._warn(f"metrics: {error}; training continues, records that cannot be written are dropped")
                 self.dropped += 1
 
     def close(self) -> None:
@@ -107,9 +105,7 @@ class JsonlWriter:
         self._file = Appender(path)
 
     def write(self, record: Record) -> None:
-        self._file.append(
-            (json.dumps({name: finite_or_none(value) for name, value in record.items()}) + "\n").encode()
-        )
+        self._file.append((json.dumps({name: finite_or_none(value) for name, value in record.items()}) + "\n").encode())
 
     def close(self) -> None:
         self._file.close()
@@ -136,9 +132,7 @@ class CsvWriter:
         if self._columns:
             rows = list(_csv_rows(self._path))[1:]
         missing = [""] * (len(columns) - len(self._columns))
-        replace_file(
-            self._path, "".join(_csv_line(row) for row in [columns, *([*row, *missing] for row in rows)])
-        )
+        replace_file(self._path, "".join(_csv_line(row) for row in [columns, *([*row, *missing] for row in rows)]))
         self._file.close()
         self._file = Appender(self._path)
         self._columns = columns
@@ -233,9 +227,7 @@ def forget_after(directory: Path, env_steps: int) -> None:
     jsonl, table = directory / "metrics.jsonl", directory / "progress.csv"
     records: list[Record] = []
     for record in read_records(jsonl):
-        closes = (
-            "iteration" in record and bool(records) and record["iteration"] == records[-1].get("iteration")
-        )
+        closes = "iteration" in record and bool(records) and record["iteration"] == records[-1].get("iteration")
         if record.get("env_steps", 0) <= env_steps and not closes:
             records.append(record)
     if jsonl.exists():

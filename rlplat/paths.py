@@ -50,9 +50,7 @@ def run_path(text: str | os.PathLike[str]) -> Path:
         return path
     there = sorted(each.name for each in GALLERY.iterdir() if each.is_dir())
     if name.partition("/")[0] not in there:
-        raise ConfigError(
-            f"there is no {text}; the agents that come with rlplat are gallery/... {', '.join(there)}"
-        )
+        raise ConfigError(f"there is no {text}; the agents that come with rlplat are gallery/... {', '.join(there)}")
     return GALLERY / name
 
 
@@ -69,9 +67,7 @@ def _here(text: str | os.PathLike[str]) -> str:
         )
     rest = re.sub(r"^//(localhost)?(?=/)", "", address[2])
     if rest.startswith("//"):
-        raise ConfigError(
-            f"{path} names the machine {rest[2:].partition('/')[0]!r}: of this one it is file:///..."
-        )
+        raise ConfigError(f"{path} names the machine {rest[2:].partition('/')[0]!r}: of this one it is file:///...")
     return unquote(rest)
 
 

@@ -91,9 +91,7 @@ def list_actors(*, filters: Filters = None, limit: int = 100, cluster: str | int
     return _of_view("actors", filters, limit, cluster)
 
 
-def list_placement_groups(
-    *, filters: Filters = None, limit: int = 100, cluster: str | int | None = None
-) -> Rows:
+def list_placement_groups(*, filters: Filters = None, limit: int = 100, cluster: str | int | None = None) -> Rows:
     """{group, name, state, strategy, bundles, nodes, client}."""
     return _of_view("placement_groups", filters, limit, cluster)
 

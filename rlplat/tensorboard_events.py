@@ -47,9 +47,7 @@ class TensorboardWriter:
 
 def event_file_name() -> str:
     """Of a file that no other process, and none before, has written."""
-    return (
-        f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-    )
+    return f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
 
 
 def version_record() -> bytes:

@@ -45,9 +45,7 @@ SHARING = tuple(
 BACKENDS = ["inproc", "zmq", *(["ray"] if "RLPLAT_TEST_RAY" in os.environ else [])]
 
 # How fast examples are made and run says how loaded the machine is, not whether the code is right.
-hypothesis.settings.register_profile(
-    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -106,9 +104,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if fixtures & {"cluster", "torch_cluster", "server", "own_server"} or backend in ("zmq", "ray"):
             item.add_marker(pytest.mark.process)
     files: dict[Any, int] = {}
-    items.sort(
-        key=lambda item: (not is_long(item), files.setdefault(item.path, len(files)), shares_a_cluster(item))
-    )
+    items.sort(key=lambda item: (not is_long(item), files.setdefault(item.path, len(files)), shares_a_cluster(item)))
 
 
 def is_long(item: pytest.Item) -> bool:

@@ -110,9 +110,7 @@ class LeakMeter:
             for pid, command in now.children.items()
             if pid not in before.children and pid not in marked and not _began_before(f"/proc/{pid}", before)
         ]
-        found += [
-            f"shared memory /dev/shm/{name}" for name in sorted(now.shared_memory - before.shared_memory)
-        ]
+        found += [f"shared memory /dev/shm/{name}" for name in sorted(now.shared_memory - before.shared_memory)]
         found += [f"open {text}" for key, text in now.files.items() if key not in before.files]
         found += [
             f"thread {text}"
@@ -166,9 +164,7 @@ def marked_processes(mark: str) -> dict[int, str]:
 
 def _command(pid: int) -> str:
     try:
-        command = (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        )
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return "(ended)"
     return command[:160] or "(zombie)"

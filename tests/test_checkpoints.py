@@ -26,9 +26,7 @@ from rlplat.errors import CheckpointError
 
 
 def info(env_steps: int = 1000) -> CheckpointInfo:
-    return CheckpointInfo(
-        "ppo", "CartPole-v1", env_steps, spaces="Box(4) -> Discrete(2)", not_saved=["env state"]
-    )
+    return CheckpointInfo("ppo", "CartPole-v1", env_steps, spaces="Box(4) -> Discrete(2)", not_saved=["env state"])
 
 
 def some_state(seed: int = 0) -> dict[str, Any]:
@@ -214,9 +212,7 @@ def _huge_header(path: Path) -> None:
         (lambda path: (path / "manifest.json").write_text("[" * 100_000), "manifest.json is not JSON"),
     ],
 )
-def test_damage_is_named_and_the_older_valid_one_offered_and_taken(
-    tmp_path: Path, damage: Any, said: str
-) -> None:
+def test_damage_is_named_and_the_older_valid_one_offered_and_taken(tmp_path: Path, damage: Any, said: str) -> None:
     directory = tmp_path / "checkpoints"
     older = save(directory, some_state(1), info(1000))
     newer = save(directory, some_state(2), info(2000))
@@ -302,9 +298,7 @@ def test_the_best_weights_are_apart_from_the_checkpoints(tmp_path: Path) -> None
     assert newest.info.evaluation == {}
 
 
-def test_a_killed_writer_of_the_best_weights_leaves_the_old_or_the_new(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_killed_writer_of_the_best_weights_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch: Any) -> None:
     directory = tmp_path / "checkpoints"
     save_best(directory, {"w": np.zeros(1)}, info(1))
     for survived in (0, 1):  # renames until the killing: the old one steps aside, the new one takes its place
@@ -382,9 +376,7 @@ def test_killing_the_writer_at_any_moment_leaves_the_last_confirmed_one_or_a_new
     chooser = random.Random(7)
     for attempt in range(20):
         directory = tmp_path / str(attempt) / "checkpoints"
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE
-        ) as writer:
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
             writer.stdout.readline()
             # a moment within the next write, by spinning a random number of times: no clock, no sleeping
@@ -396,10 +388,7 @@ def test_killing_the_writer_at_any_moment_leaves_the_last_confirmed_one_or_a_new
         assert refused == []
         assert checkpoint is not None and checkpoint.info.env_steps >= confirmed
         weights = checkpoint.state["learner"]["w3"]
-        assert (
-            checkpoint.state["step"] == checkpoint.info.env_steps
-            and (weights == checkpoint.info.env_steps).all()
-        )
+        assert checkpoint.state["step"] == checkpoint.info.env_steps and (weights == checkpoint.info.env_steps).all()
 
 
 def test_names_that_the_files_cannot_bear_are_no_limit_of_a_state(tmp_path: Path) -> None:

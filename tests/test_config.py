@@ -80,9 +80,7 @@ def test_scalars_read_as_one_would_expect(text: str, value: object) -> None:
 
 def test_unknown_key_names_file_line_and_the_nearest_key() -> None:
     layer = parse_yaml("env: X\n\nlearning_rte: 0.1\n", "configs/ppo/Pong.yaml")
-    assert complaint(layer) == (
-        "unknown key 'learning_rte' in configs/ppo/Pong.yaml:3; did you mean 'learning_rate'?"
-    )
+    assert complaint(layer) == ("unknown key 'learning_rte' in configs/ppo/Pong.yaml:3; did you mean 'learning_rate'?")
 
 
 def test_unknown_nested_key_and_key_of_another_level() -> None:
@@ -100,9 +98,7 @@ def test_all_complaints_come_at_once_in_the_order_of_the_file() -> None:
     assert [line.split("c.yaml:")[1][0] for line in lines] == ["2", "3", "4", "6"]
     assert lines[0] == "bad value for 'discount' in c.yaml:2: 2 (must be a number from 0 to 1)"
     assert lines[1].startswith("bad value for 'learning_rate' in c.yaml:3: 'fast' (must be a number above 0")
-    assert (
-        lines[3] == "bad value for 'stop.env_steps' in c.yaml:6: -5 (must be a whole number above 0 or null)"
-    )
+    assert lines[3] == "bad value for 'stop.env_steps' in c.yaml:6: -5 (must be a whole number above 0 or null)"
 
 
 def test_members_of_a_union_are_one_complaint_and_missing_keys_say_how_to_give_them() -> None:
@@ -207,9 +203,7 @@ def test_what_cannot_be_merged_is_refused(text: str) -> None:
 
 def test_two_merge_keys_are_refused_with_the_cure() -> None:
     text = "a: &a {x: 1}\nb:\n  <<: *a\n  <<: *a\n"
-    with pytest.raises(
-        ConfigError, match=r"c.yaml:4: key '<<' was already set in line 3; merge .*`<<: \[\*first"
-    ):
+    with pytest.raises(ConfigError, match=r"c.yaml:4: key '<<' was already set in line 3; merge .*`<<: \[\*first"):
         parse_yaml(text, "c.yaml")
 
 

@@ -13,9 +13,7 @@ import pytest
 from rlplat import errors
 
 
-def test_a_missing_extra_names_the_command_of_this_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_names_the_command_of_this_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(errors.__file__).parents[1]
     monkeypatch.chdir(root)
     error = errors.MissingExtra("ale-py", "atari", "Pong")

@@ -62,13 +62,9 @@ def test_a_limit_counts_at_any_level(groups: Groups, limited: str) -> None:
     own = "system.slice/job_1/step_0/user/task_0"
     groups.own(f"0::/{own}")
     for level in (own, "system.slice/job_1", "system.slice", "."):
-        groups.write(
-            level, cpu__max="max 100000", memory__max="max", memory__current=7 << 20, memory__stat="anon 1"
-        )
+        groups.write(level, cpu__max="max 100000", memory__max="max", memory__current=7 << 20, memory__stat="anon 1")
     assert (machine_limits.cpu_count(), machine_limits.memory_groups()) == (64, [])
-    groups.write(
-        limited, cpu__max="200000 100000", memory__max=1 << 30, memory__stat=f"inactive_file {2 << 20}"
-    )
+    groups.write(limited, cpu__max="200000 100000", memory__max=1 << 30, memory__stat=f"inactive_file {2 << 20}")
     assert machine_limits.cpu_count() == 2
     assert machine_limits.memory_limit() == 1 << 30
     assert machine_limits.memory_groups() == [machine_limits.GroupMemory(5 << 20, 1 << 30)]
@@ -76,9 +72,7 @@ def test_a_limit_counts_at_any_level(groups: Groups, limited: str) -> None:
 
 def test_memory_of_version_1_and_what_means_no_limit(groups: Groups) -> None:
     groups.own("4:memory:/job")
-    groups.write(
-        "memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=1, memory__stat="cache 1"
-    )
+    groups.write("memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=1, memory__stat="cache 1")
     groups.write(
         "memory/job",
         memory__limit_in_bytes=1 << 30,
@@ -106,7 +100,5 @@ def test_the_user_s_number_of_blas_threads_counts_in_workers() -> None:
         ({"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "3"}, "['2', '3', None]"),
         ({}, "['1', None, None]"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=clean | given, capture_output=True, text=True
-        )
+        done = subprocess.run([sys.executable, "-c", program], env=clean | given, capture_output=True, text=True)
         assert done.stdout.strip() == seen, done.stderr

@@ -76,9 +76,7 @@ def test_a_full_disk_drops_whole_records_warns_once_and_recovers(tmp_path: Path,
 
 
 def test_a_resumed_run_forgets_what_it_will_do_again(tmp_path: Path) -> None:
-    log = MetricsLog(
-        [JsonlWriter(tmp_path / "metrics.jsonl"), CsvWriter(tmp_path / "progress.csv")], warn=pytest.fail
-    )
+    log = MetricsLog([JsonlWriter(tmp_path / "metrics.jsonl"), CsvWriter(tmp_path / "progress.csv")], warn=pytest.fail)
     for env_steps in (10, 20, 30):
         log.write({"env_steps": env_steps, "loss": None})
     log.close()
@@ -97,9 +95,7 @@ def test_tensorboard_reads_the_event_files(tmp_path: Path) -> None:
     )
     first = TensorboardWriter(tmp_path)
     for env_steps in (128, 1 << 40):
-        first.write(
-            {"env_steps": env_steps, "learner/loss": env_steps / 2, "nan": float("nan"), "none": None}
-        )
+        first.write({"env_steps": env_steps, "learner/loss": env_steps / 2, "nan": float("nan"), "none": None})
     first.close()
     events = accumulators.EventAccumulator(str(tmp_path)).Reload()
     assert events.Tags()["scalars"] == ["learner/loss"]

@@ -60,9 +60,7 @@ def tf_td_losses(
     return losses, tf.stop_gradient(errors)
 
 
-def tf_c51_projection(
-    returns: tf.Tensor, discounts: tf.Tensor, next_probs: tf.Tensor, support: tf.Tensor
-) -> tf.Tensor:
+def tf_c51_projection(returns: tf.Tensor, discounts: tf.Tensor, next_probs: tf.Tensor, support: tf.Tensor) -> tf.Tensor:
     """float32[N, Z]: the distribution of R + discount * Z' on the atoms of `support` (Bellemare et al. 2017, alg. 1).
 
     Atom j gets from atom i the share max(0, 1 - |clip(R + discount * z_i) - z_j| / spacing). next_probs: float32[N, Z].
@@ -102,9 +100,7 @@ class TfDQN:
         self.config, self._spec, self.device = config, spec, self.trainee.device
         self.network = self.trainee.network
         with tf.device(self.device):
-            self.target = make_q_network(
-                spec, q, resolve_precision(config.learner.precision, spec, self.device)
-            )
+            self.target = make_q_network(spec, q, resolve_precision(config.learner.precision, spec, self.device))
             check_q_network(self.target)
         self._target_variables = named_variables(self.target)
         self._noise = np.random.Generator(np.random.PCG64(seed))
@@ -174,9 +170,7 @@ class TfDQN:
         next_q = tf.stop_gradient(self.network.q_values(choosing))
         return outputs, next_outputs, next_q, next_obs[MASK] if self._spec.has_mask else None
 
-    def _reduced(
-        self, losses: tf.Tensor, errors: tf.Tensor, batch: dict[str, Any]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _reduced(self, losses: tf.Tensor, errors: tf.Tensor, batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
         """(the loss of the minibatch, the priorities of what it was drawn of)"""
         if self.config.prioritized:
             losses *= batch["weights"]
@@ -246,9 +240,7 @@ class TfR2D2(TfDQN):
         next_mask = tf.gather(obs[MASK], ends) if self._spec.has_mask else None
         return all_outputs[: tf.size(batch["actions"])], next_outputs, next_q, next_mask
 
-    def _reduced(
-        self, losses: tf.Tensor, errors: tf.Tensor, batch: dict[str, Any]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _reduced(self, losses: tf.Tensor, errors: tf.Tensor, batch: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
         if self._spec.core == "none":
             return super()._reduced(losses, errors, batch)
         mask = batch["mask"]  # [U, M]
@@ -290,7 +282,4 @@ class TfR2D2(TfDQN):
 
 def _columns(batch: Any, *names: str) -> dict[str, Array]:
     arrays = {name: getattr(batch, name) for name in names}
-    return {
-        name: array.astype(np.float32) if array.dtype == np.float64 else array
-        for name, array in arrays.items()
-    }
+    return {name: array.astype(np.float32) if array.dtype == np.float64 else array for name, array in arrays.items()}

@@ -76,9 +76,7 @@ class NumpyPPO:
         with np.errstate(all="ignore"):  # NaN and infinity show in the norm
             distribution, values = network.forward(self._obs[chosen])
             log_probs, entropies = distribution.evaluate(self._actions[chosen])
-            stats, d_log_probs, d_entropies, d_values = numpy_ppo_loss(
-                log_probs, entropies, values, minibatch, config
-            )
+            stats, d_log_probs, d_entropies, d_values = numpy_ppo_loss(log_probs, entropies, values, minibatch, config)
             network.backward(*distribution.gradients(d_log_probs, d_entropies), d_values)
             norm = self.trainee.descend(config.learning_rate)
         return dict(zip(STATS, stats, strict=True)) | {"gradient_norm": norm}

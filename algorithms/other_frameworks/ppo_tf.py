@@ -102,10 +102,7 @@ class TfPPO:
         assert chosen.share == 1.0, "one learner trains on whole minibatches"
         assert config.clip_value_loss == self._clip_value_loss, "this switch is part of the graph"
         indices = chosen.rows if chosen.envs is None else chosen.rows.reshape(-1, len(chosen.envs))
-        scalars = {
-            name: np.float32(getattr(chosen if name in ("mean", "scale") else config, name))
-            for name in SCALARS
-        }
+        scalars = {name: np.float32(getattr(chosen if name in ("mean", "scale") else config, name)) for name in SCALARS}
         trained: tuple[tf.Tensor, tf.Tensor] = self._step(
             self._round, indices, np.float32(config.learning_rate), scalars
         )

@@ -26,9 +26,7 @@ if __name__ == "__main__":
     ray.init(include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"port": int(sys.argv[1])})
-        deployment = serve.deployment(
-            Act, max_ongoing_requests=1000, logging_config={"enable_access_log": False}
-        )
+        deployment = serve.deployment(Act, max_ongoing_requests=1000, logging_config={"enable_access_log": False})
         serve.run(deployment.bind(sys.argv[2]), route_prefix="/v1/act")
         signal.pause()
     finally:

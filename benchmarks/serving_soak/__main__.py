@@ -70,9 +70,7 @@ def gauge(running: Running, name: str, replica: str = "") -> float:
     with urllib.request.urlopen(f"{running.url}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
-    return sum(
-        float(line.rpartition(" ")[2]) for line in lines if not replica or f'replica="{replica}"' in line
-    )
+    return sum(float(line.rpartition(" ")[2]) for line in lines if not replica or f'replica="{replica}"' in line)
 
 
 def replicas_of(running: Running) -> dict[str, int]:
@@ -314,10 +312,7 @@ def report(
         "",
         "| promised | kept | counted |",
         "|---|---|---|",
-        *(
-            f"| {what} | {'yes' if is_kept else '**no**'} | {counted} |"
-            for what, is_kept, counted in verdicts
-        ),
+        *(f"| {what} | {'yes' if is_kept else '**no**'} | {counted} |" for what, is_kept, counted in verdicts),
         "",
         "| what happened | times |",
         "|---|---|",
@@ -344,9 +339,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=expanded, help="a recurrent run of CartPole-v1")
-    parser.add_argument(
-        "--minutes", type=float, default=30.0, help="and one of overload (default: %(default)s)"
-    )
+    parser.add_argument("--minutes", type=float, default=30.0, help="and one of overload (default: %(default)s)")
     parser.add_argument("--markdown", type=expanded, metavar="FILE", help="the report, to be committed")
     options = parser.parse_args()
     text = soak(options.run, options.minutes)

@@ -188,9 +188,7 @@ def ask_raw(url: str, gate: Gate, counts: Counter[str]) -> None:
             connection.request("POST", "/v1/act", body)
             answer = connection.getresponse()
             answer.read()
-            counts[
-                "requests that repeat nothing" if answer.status == 200 else f"failed: {answer.status}"
-            ] += 1
+            counts["requests that repeat nothing" if answer.status == 200 else f"failed: {answer.status}"] += 1
         except (OSError, http.client.HTTPException):
             counts["connections broken"] += 1
             connection.close()

@@ -89,9 +89,7 @@ def settings_page(algo: str) -> str:
     for row in rows_of(load_algorithm(algo).config_class):
         default = "required" if row["is_required"] else f"`{row['default']}`"
         cells = [f"`{row['key']}`", row["takes"], default, row["meaning"]]
-        lines.append(
-            "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
-        )
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -39,9 +39,7 @@ def run(arguments: list[str]) -> int:
     env_kwargs = settings.pop("env_kwargs", {})
     if settings or not isinstance(env_kwargs, dict):
         unknown = next(iter(settings), "env_kwargs").replace("_", "-")
-        raise ConfigError(
-            f"unknown flag '--{unknown}'; arguments of the environment are --env-kwargs.NAME VALUE"
-        )
+        raise ConfigError(f"unknown flag '--{unknown}'; arguments of the environment are --env-kwargs.NAME VALUE")
     limits = options.step_timeout_s, options.reset_timeout_s or options.step_timeout_s
     if options.steps < 1 or not all(0 < limit < math.inf for limit in limits):
         raise ConfigError("--steps, --env-step-timeout-s and --env-reset-timeout-s are positive numbers")

@@ -46,11 +46,7 @@ def run(arguments: list[str]) -> int:
     if options.json:
         print_json(rows)
         return 0
-    print(
-        table(
-            [[row["name"], row["env"] or "-", row["about"]] for row in rows], ["name", "environment", "about"]
-        )
-    )
+    print(table([[row["name"], row["env"] or "-", row["about"]] for row in rows], ["name", "environment", "about"]))
     print(
         f"\nThe files are in {configs_directory()}. `rlplat train --algo A --env E` without a config of its own begins "
         "with that of its family: _atari.yaml, _mujoco.yaml or _classic.yaml beside the algorithm's."

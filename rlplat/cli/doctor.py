@@ -54,9 +54,7 @@ def machine() -> Iterator[Finding]:
     import rlplat
 
     yield "rlplat", f"{rlplat.__version__}, Python {platform.python_version()}, {platform.platform()}", ""
-    limited = (
-        f" of {os.cpu_count()} (the rest is not this process's)" if cpu_count() != os.cpu_count() else ""
-    )
+    limited = f" of {os.cpu_count()} (the rest is not this process's)" if cpu_count() != os.cpu_count() else ""
     yield "cores", f"{cpu_count()}{limited}", ""
     yield "memory", f"{memory_limit() / 1e9:.1f} GB", ""
     yield "GPUs", gpus(), ""

@@ -20,9 +20,7 @@ _TRIED = "RLPLAT_INSTALLED"
 """The extra that was installed, before the command began again."""
 
 
-def run_and_report(
-    command: Callable[[list[str]], int], arguments: list[str], *, is_program: bool = False
-) -> int:
+def run_and_report(command: Callable[[list[str]], int], arguments: list[str], *, is_program: bool = False) -> int:
     """Run `command(arguments)`; what it raises becomes a message on stderr and an exit code.
 
     is_program: the process ends with it.

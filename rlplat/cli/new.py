@@ -29,9 +29,7 @@ def run(arguments: list[str]) -> int:
     options = build_parser().parse_args(arguments)
     name: str = options.name
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
-        raise UsageError(
-            f"'{name}' is not a name of a class: write it like MyEnv, letters and digits, a capital first"
-        )
+        raise UsageError(f"'{name}' is not a name of a class: write it like MyEnv, letters and digits, a capital first")
     if options.off_policy and options.kind != "algorithm":
         raise UsageError(f"--off-policy is of an algorithm, not of {options.kind}: omit it")
     kind = "off_policy_algorithm" if options.off_policy else options.kind

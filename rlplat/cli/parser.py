@@ -73,9 +73,7 @@ def _add(parser: Parser, words: str, meaning: str, types: Mapping[str, Any]) -> 
     options: dict[str, Any] = {"dest": dest} if dest and names else {}
     if names and names[-1].endswith("!"):
         names[-1], options["required"] = names[-1][:-1], True
-    found = re.fullmatch(
-        r"(\{[^}]*\}|\[[^]]*\][A-Z]+|[^:?*+.]+(?:\.[a-z]\w+)?)(:|\?|\*|\+|\.\.\.)?(.*)", value
-    )
+    found = re.fullmatch(r"(\{[^}]*\}|\[[^]]*\][A-Z]+|[^:?*+.]+(?:\.[a-z]\w+)?)(:|\?|\*|\+|\.\.\.)?(.*)", value)
     if found is None:
         options["action"] = "store_true"
     else:

@@ -62,14 +62,10 @@ def run(arguments: list[str]) -> int:
     def tell(episode: Episode) -> None:
         nonlocal count
         count += 1
-        print(
-            f"episode {count}: return {figure(episode.episode_return)}, length {episode.length:,}", flush=True
-        )
+        print(f"episode {count}: return {figure(episode.episode_return)}, length {episode.length:,}", flush=True)
 
     folder = (
-        Path(f"{agent.directory.name}-videos")
-        if GALLERY in agent.directory.parents
-        else agent.directory / "videos"
+        Path(f"{agent.directory.name}-videos") if GALLERY in agent.directory.parents else agent.directory / "videos"
     )
     path = options.out or folder / f"play_{name}.mp4"
     with Window(f"{env} - {name}") if options.show else VideoWriter(path) as film:

@@ -62,22 +62,14 @@ def _for_minari(options: argparse.Namespace, name: str) -> int:
     from rlplat.rl.offline.minari import require_free, write_minari
 
     if options.run.startswith(MINARI):
-        raise ConfigError(
-            f"{options.run} is Minari's already: minari combine, or --out DIR for one of rlplat's"
-        )
+        raise ConfigError(f"{options.run} is Minari's already: minari combine, or --out DIR for one of rlplat's")
     require_free(name)
     with tempfile.TemporaryDirectory(prefix="rlplat-record-") as folder:
         recorded = expanded(options.run)
         if not (recorded / "episodes-00000.npz").exists():
             options.out = recorded = Path(folder) / "data"
             _played(options)
-        elif (
-            options.episodes
-            or options.sampled
-            or options.random
-            or options.checkpoint
-            or options.seed is not None
-        ):
+        elif options.episodes or options.sampled or options.random or options.checkpoint or options.seed is not None:
             raise ConfigError(
                 f"{options.run} is a data set, which is copied as it is: omit --episodes, --sampled, --random, "
                 "--checkpoint and --seed, which are for runs"
@@ -114,9 +106,7 @@ def _copied(options: argparse.Namespace) -> Manifest:
         )
     manifest = copy_minari(options.run.removeprefix(MINARI), options.out, episodes=options.episodes)
     if clipped := manifest.source["clipped_actions"]:
-        _warn(
-            f"{clipped:,} of {manifest.env_steps:,} actions were beyond their bounds, and are clipped to them"
-        )
+        _warn(f"{clipped:,} of {manifest.env_steps:,} actions were beyond their bounds, and are clipped to them")
     if not manifest.env:
         _warn("the data set names no environment that rlplat makes: learn from it with --env NAME")
     return manifest

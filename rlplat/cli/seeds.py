@@ -138,9 +138,7 @@ def summary(base: Path, codes: dict[int, int]) -> list[str]:
     if 1 < len(ended) < FEW:
         lines.append(f"{len(ended)} seeds: such an interval says little; run at least {FEW}")
     if failed := [str(seed) for seed, code in codes.items() if code]:
-        lines.append(
-            f"failed: seed {', '.join(failed)}; the log is in {shown(base)}/seed-{failed[0]}/log.txt"
-        )
+        lines.append(f"failed: seed {', '.join(failed)}; the log is in {shown(base)}/seed-{failed[0]}/log.txt")
     if ended:
         pattern = f"{shlex.quote(str(shown(base)))}/seed-*"
         lines.append(spelled(f"the curves: rlplat plot {pattern} --out curves.pdf"))

@@ -58,9 +58,7 @@ def build_file_parser(verb: str) -> Parser:
     json = "--json  everything that is known\n" if verb == "status" else ""
     waits = "--timeout-s S  how long it waits (default: 600 for deploy, 10 for status, 120 for shutdown)\n"
     arguments = f"FILE?serve.yaml  the file that describes the applications\n{waits}{json}"
-    return command(
-        f"serve {verb}", f"{_FILE_HELP[verb]}\n\n{arguments}\nexample:\n  rlplat serve {verb} serve.yaml\n"
-    )
+    return command(f"serve {verb}", f"{_FILE_HELP[verb]}\n\n{arguments}\nexample:\n  rlplat serve {verb} serve.yaml\n")
 
 
 def run(arguments: list[str]) -> int:
@@ -128,9 +126,7 @@ def _refuse_ignored(run: str, arguments: list[str]) -> None:
             fix = f"set {instead} in the program" if instead else "omit it"
             raise UsageError(f"{flag} is for a run, and {run} is an application of its own: {fix}")
         key = "applications.NAME" if name == "name" else f"applications.NAME.{name}"
-        raise UsageError(
-            f"{flag} does nothing with {run}, which says it itself: omit it, and set {key} there"
-        )
+        raise UsageError(f"{flag} does nothing with {run}, which says it itself: omit it, and set {key} there")
 
 
 def _of_file(verb: str, options: argparse.Namespace) -> int:

@@ -107,18 +107,14 @@ def run(arguments: list[str]) -> int:
                 places = replace(places, config=False)
             trained = train_layers(options.algo, layers, places, callbacks)
     except KeyboardInterrupt as interrupt:
-        if not hasattr(
-            interrupt, "exit_code"
-        ):  # the run, which tells of its own interruptions, had not begun
+        if not hasattr(interrupt, "exit_code"):  # the run, which tells of its own interruptions, had not begun
             print("rlplat: interrupted before the run began; nothing was saved", file=sys.stderr)
         raise
     if trained.num_iterations == 0:
         rules = stop_rules(trained.config)
         reached = " or ".join(f"{key} {limit:,.10g}" for key, limit in rules.items())
         flags_of_all = " ".join(f"--stop.{key.replace('_', '-')} N" for key in rules)
-        print(
-            f"{shown(trained.directory)} has already reached its stop, {reached}; to train on: {flags_of_all}"
-        )
+        print(f"{shown(trained.directory)} has already reached its stop, {reached}; to train on: {flags_of_all}")
         return 0
     print(trained.summary)
     directory = shown(trained.directory)
@@ -175,9 +171,7 @@ def external_layers(options: argparse.Namespace) -> list[Layer]:
             )
         return []
     if not options.spaces:
-        raise ConfigError(
-            "--env external needs --spaces FILE: what simulators observe and which actions they take"
-        )
+        raise ConfigError("--env external needs --spaces FILE: what simulators observe and which actions they take")
     from rlplat.rl.envs.external.spaces_file import read_spaces
 
     layer = layer_from_flags([("num-rollout-workers", "0"), ("evaluation.episodes", "0")])

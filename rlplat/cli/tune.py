@@ -79,9 +79,7 @@ def run(arguments: list[str]) -> int:
     is_auto = options.resume == "auto"
     if is_auto and not (options.experiment or options.out):
         raise ConfigError("--resume auto needs --out DIR: else each start has a directory of its own")
-    resumed = {
-        spec.name: bool(options.resume) and can_resume(spec.out, spec.storage * is_auto) for spec in specs
-    }
+    resumed = {spec.name: bool(options.resume) and can_resume(spec.out, spec.storage * is_auto) for spec in specs}
     if options.resume == "yes" and not any(resumed.values()):
         raise ConfigError(
             f"--resume: there is no experiment in {specs[0].out}; omit --resume to begin it, or say where it is: "
@@ -162,9 +160,7 @@ def _without_file(options: argparse.Namespace, settings: Sequence[Layer]) -> Exp
     return experiment_of(overlay([base, *(aimed(layer) for layer in settings)]))
 
 
-def _run_one(
-    spec: ExperimentSpec, resume: bool, arguments: Sequence[str], options: argparse.Namespace
-) -> int:
+def _run_one(spec: ExperimentSpec, resume: bool, arguments: Sequence[str], options: argparse.Namespace) -> int:
     from rlplat.tune.run_experiment import run_experiment
 
     try:
@@ -220,9 +216,7 @@ def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
     if several:
         lines.append(f"{len(analysis.pareto_front)} trials that no other one beats in everything:")
     for trial in shown:
-        values = ", ".join(
-            f"{name} {figure(value)}" for name, value in zip(spec.metric, trial.values, strict=True)
-        )
+        values = ", ".join(f"{name} {figure(value)}" for name, value in zip(spec.metric, trial.values, strict=True))
         lines.append(f"{'' if several else 'best: '}trial {trial.number}, {values}")
         lines += [f"  {name}: {_short(value)}" for name, value in trial.params.items()]
     if any("seed" in trial.params for trial in shown):
@@ -232,9 +226,7 @@ def _result(spec: ExperimentSpec, analysis: Analysis) -> list[str]:
         )
     out = shlex.quote(str(spec.out))
     if check_trainable(spec.trainable).is_algorithm:
-        lines.append(
-            f"train with {'the first' if several else 'the best'} config: rlplat train {out}/best.yaml"
-        )
+        lines.append(f"train with {'the first' if several else 'the best'} config: rlplat train {out}/best.yaml")
     else:
         lines.append(f"{'the first' if several else 'the best'} config is in {out}/best.yaml")
     lines.append(f"everything is in {out}; look at it: rlplat tune show {out}")

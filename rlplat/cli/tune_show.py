@@ -128,9 +128,7 @@ def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None
         print_table(header, rows, indent="  ")
     failed = [trial for trial in analysis.trials if trial.error and str(trial.state) == "failed"]
     if failed:
-        print(
-            f"\n{len(failed)} failed, the last one (trial {failed[-1].number}): {last_line(failed[-1].error)}"
-        )
+        print(f"\n{len(failed)} failed, the last one (trial {failed[-1].number}): {last_line(failed[-1].error)}")
     if unsaved := [trial for trial in analysis.trials if "not_saved" in trial.notes]:
         print(
             f"\n{len(unsaved)} could not always be saved, the last one trial {unsaved[-1].number}: "
@@ -145,8 +143,7 @@ def _best_file(analysis: Analysis, best: Trial) -> str:
     """Where else it is, unless a running trial is better than all that have ended."""
     path = (analysis.directory or Path()) / "best.yaml"
     is_there = (
-        path.exists()
-        and f": {best.number}," in path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        path.exists() and f": {best.number}," in path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     )
     return f", also in {path}" if is_there else ""
 
@@ -193,8 +190,7 @@ def importance_text(analysis: Analysis) -> str:
         ended = sum(trial.state.has_ended for trial in analysis.judged)
         return f"importance of the parameters: needs {MIN_TRIALS} trials that ended with a value, there are {ended}"
     parts = [
-        f"{one.name} {one.share:.0%}{' (may be chance)' if one.may_be_chance else ''}"
-        for one in analysis.importances
+        f"{one.name} {one.share:.0%}{' (may be chance)' if one.may_be_chance else ''}" for one in analysis.importances
     ]
     return "importance of the parameters: " + ", ".join(parts)
 

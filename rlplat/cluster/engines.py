@@ -38,9 +38,7 @@ class Engine:
         """How the first node starts, which the others reach at `address` (an IP); None: nothing has to run there."""
         return None
 
-    def worker(
-        self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None
-    ) -> NodeStart:
+    def worker(self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None) -> NodeStart:
         """How a further node starts; head: what the head's address_file said; offers: resources, if not the file's."""
         raise AssertionError("refused by ClusterSettings")
 
@@ -73,9 +71,7 @@ class RayEngine(Engine):
         how = ("--head", "--port=0", "--include-dashboard=false", f"--node-ip-address={address}")
         return self._start("head", self._offers, *how)
 
-    def worker(
-        self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None
-    ) -> NodeStart:
+    def worker(self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None) -> NodeStart:
         given = self._offers if offers is None else {"CPU": 0.0, "GPU": 0.0, **offers}
         return self._start(name, given, f"--address={head}", f"--node-ip-address={address}")
 

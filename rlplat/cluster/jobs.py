@@ -166,9 +166,7 @@ def _read(path: Path, fields: Mapping[str, type]) -> dict[str, Any] | None:
         values = json.loads(path.read_bytes())
     except ValueError:
         return None
-    is_whole = isinstance(values, dict) and all(
-        isinstance(values.get(key), kind) for key, kind in fields.items()
-    )
+    is_whole = isinstance(values, dict) and all(isinstance(values.get(key), kind) for key, kind in fields.items())
     return values if is_whole else None
 
 

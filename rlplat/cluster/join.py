@@ -60,9 +60,7 @@ class Task:
         except FileNotFoundError:
             raise UsageError(f"{folder} is no folder of `rlplat submit`: there is no job.json") from None
         except KeyError as missing:
-            raise UsageError(
-                f"{missing} is not set: `rlplat join` is a task of a SLURM job, run by srun"
-            ) from None
+            raise UsageError(f"{missing} is not set: `rlplat join` is a task of a SLURM job, run by srun") from None
         self._cluster = ClusterSettings.model_validate(job["cluster"])
         self._command, self._workdir = list(job["command"]), job["workdir"]
         self._variables = variables
@@ -163,9 +161,7 @@ class Task:
         return 0
 
     def _start(self, how: NodeStart, token: str) -> dict[str, Any]:
-        return self._node.start(
-            how, token, dict(self._cluster.env), sys.executable, self._cluster.start_timeout_s
-        )
+        return self._node.start(how, token, dict(self._cluster.env), sys.executable, self._cluster.start_timeout_s)
 
     def _wait_for(self, name: str, or_else: str) -> None:
         deadline = time.monotonic() + 2 * self._cluster.start_timeout_s

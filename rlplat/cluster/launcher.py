@@ -168,9 +168,7 @@ class Launcher:
                 rows.append(Row(node.name, False, f"unknown: {seen}"))
                 continue
             if self._engine.head(seen["address"]) is None:
-                rows.append(
-                    Row(node.name, seen["is_up"], f"ok: {self._engine.note}" if seen["is_up"] else "absent")
-                )
+                rows.append(Row(node.name, seen["is_up"], f"ok: {self._engine.note}" if seen["is_up"] else "absent"))
                 continue
             rows.append(_state(node.name, seen["nodes"][node.name]))
             if node is self.head:  # what the autoscaler starts comes and goes: absent is as it should be
@@ -235,9 +233,7 @@ class Launcher:
             complaint = self._engine.complaint(each)
             for what in ("rlplat", "python", "ray"):
                 if complaint is None and each[what] != seen[0][what]:
-                    complaint = (
-                        f"{what} {each[what]}, and the head has {seen[0][what]}: install the same there"
-                    )
+                    complaint = f"{what} {each[what]}, and the head has {seen[0][what]}: install the same there"
             rows.append(Row(node.name, complaint is None, complaint or "ready"))
         _refuse(rows, NotReady, "nothing was started")
 
@@ -280,9 +276,7 @@ class Launcher:
             )
             answer = ask(node.machine, "start", request)
             heads.append(answer["address"])
-            return Row(
-                node.name, True, f"ok, {'was running' if answer['was_running'] else 'started'}{_at(answer)}"
-            )
+            return Row(node.name, True, f"ok, {'was running' if answer['was_running'] else 'started'}{_at(answer)}")
 
         heads: list[str] = []
         rows = _rows_of([self.head.name], on_each(self.nodes[:1], lambda node: start(node, first)))

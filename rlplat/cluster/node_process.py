@@ -50,9 +50,7 @@ def private_folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not path.is_dir() or path.is_symlink() or status.st_uid != os.getuid():
-        raise HostError(
-            f"{path} is not a folder of this user: remove it, or set folder: in the cluster's file"
-        )
+        raise HostError(f"{path} is not a folder of this user: remove it, or set folder: in the cluster's file")
     if status.st_mode & 0o077:
         path.chmod(0o700)
     return path
@@ -136,17 +134,13 @@ class NodeProcess:
             said = self.tail()
             self.stop()
             process.wait()
-            ending = (
-                f"did not start within {timeout_s:g} s" if code is None else f"ended with exit code {code}"
-            )
+            ending = f"did not start within {timeout_s:g} s" if code is None else f"ended with exit code {code}"
             raise HostError(f"node {self.name} {ending}; the last lines of {self.log_file}:\n{said}")
 
     def stop(self) -> bool:
         """End all its processes; whether there were any."""
         record = self._record()
-        found = marks.end_all(
-            marks.NODE, str(self.folder), None if record is None else record["pid"], _STOP_GRACE_S
-        )
+        found = marks.end_all(marks.NODE, str(self.folder), None if record is None else record["pid"], _STOP_GRACE_S)
         if record is not None:
             shutil.rmtree(record["temp"], ignore_errors=True)
             (self.folder / "node.json").unlink()

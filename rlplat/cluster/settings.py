@@ -61,15 +61,11 @@ def _matching(pattern: re.Pattern[str], allowed: str) -> AfterValidator:
 
 Name = Annotated[
     str,
-    _matching(
-        _NAME, "must be lower-case letters, digits and dashes, at most 31, a letter first, no dash last"
-    ),
+    _matching(_NAME, "must be lower-case letters, digits and dashes, at most 31, a letter first, no dash last"),
 ]
 Host = Annotated[str, _matching(_HOST, "must be HOST, USER@HOST or HOST:PORT")]
 Word = Annotated[str, _matching(_WORD, "must be one word of letters, digits and _.,:/@+=-, no dash first")]
-File = Annotated[
-    str, _matching(_PATH, "must be a path of letters, digits, spaces and _./@+=,:-, no dash first")
-]
+File = Annotated[str, _matching(_PATH, "must be a path of letters, digits, spaces and _./@+=,:-, no dash first")]
 
 DnsLabel = Annotated[
     str,
@@ -104,9 +100,7 @@ class LocalSettings(Section):
 class SshSettings(Section):
     """Machines that this one reaches by ssh, the head first."""
 
-    hosts: Annotated[
-        list[Host], Field(min_length=1, max_length=256), Words("a list of HOST, USER@HOST or HOST:PORT")
-    ]
+    hosts: Annotated[list[Host], Field(min_length=1, max_length=256), Words("a list of HOST, USER@HOST or HOST:PORT")]
     """As ssh knows them: names, addresses, or aliases of ~/.ssh/config. The first is the head."""
     addresses: dict[str, Word] = {}
     """HOST: the address under which the other nodes reach it, where that is not the one this machine uses."""
@@ -252,9 +246,7 @@ class AutoscaleSettings(Section):
     def _names_are_free(self) -> Self:
         for name in RESERVED:
             if name in self.node_types:
-                raise ValueError(
-                    f"autoscale.node_types= has '{name}', which is another node's name: choose another"
-                )
+                raise ValueError(f"autoscale.node_types= has '{name}', which is another node's name: choose another")
         return self
 
 
@@ -299,13 +291,9 @@ class ClusterSettings(Section):
     def _fits_together(self) -> Self:
         if self.provider is None:
             raise ValueError(f"'provider' is not set: one of {', '.join(self.sections())}")
-        others = [
-            name for name in self.sections() if name != self.provider and getattr(self, name) is not None
-        ]
+        others = [name for name in self.sections() if name != self.provider and getattr(self, name) is not None]
         if others:
-            raise ValueError(
-                f"{others[0]}= is for provider: {others[0]}, and provider={self.provider}: remove one"
-            )
+            raise ValueError(f"{others[0]}= is for provider: {others[0]}, and provider={self.provider}: remove one")
         if self.provider == "ssh" and self.ssh is None:
             raise ValueError("provider=ssh needs a section ssh: with hosts: [HOST, ...]")
         if self.provider == "kubernetes":
@@ -331,9 +319,7 @@ class ClusterSettings(Section):
         if self.autoscale is None:
             return
         if self.provider not in ("local", "kubernetes") or self.engine != "ray":
-            raise ValueError(
-                "autoscale= is for provider: local or kubernetes with engine: ray, so far: remove it"
-            )
+            raise ValueError("autoscale= is for provider: local or kubernetes with engine: ray, so far: remove it")
         if self.num_nodes > 1:
             raise ValueError(
                 f"{self.provider}.nodes= and autoscale= both say how many nodes there are: remove {self.provider}.nodes"
@@ -343,15 +329,11 @@ class ClusterSettings(Section):
                 if kind.max_nodes > 64:
                     raise ValueError(f"{name}: max_nodes={kind.max_nodes} on one machine: 64 at most")
                 if kind.memory or kind.node_selector:
-                    raise ValueError(
-                        f"{name}: memory and node_selector are for provider: kubernetes: remove them"
-                    )
+                    raise ValueError(f"{name}: memory and node_selector are for provider: kubernetes: remove them")
 
     def _fits_kubernetes(self) -> None:
         if self.engine != "ray":
-            raise ValueError(
-                "provider=kubernetes needs engine: ray: rlplat's own nodes are on one machine, so far"
-            )
+            raise ValueError("provider=kubernetes needs engine: ray: rlplat's own nodes are on one machine, so far")
         kubernetes = self.kubernetes or KubernetesSettings()
         needed = {
             "num_cpus": self.num_cpus,
@@ -378,9 +360,7 @@ class ClusterSettings(Section):
         if self.num_gpus is not None:
             raise ValueError("num_gpus= is not for provider: sky: name the kind, sky.accelerators: A100:1")
         if "exclude" in self.model_fields_set:
-            raise ValueError(
-                "exclude= is not for provider: sky: a file .skyignore in workdir says what stays here"
-            )
+            raise ValueError("exclude= is not for provider: sky: a file .skyignore in workdir says what stays here")
         if self.workdir is not None and not Path(self.workdir).expanduser().is_dir():
             raise ValueError(f"workdir={self.workdir} is not a folder of this machine")
 
@@ -432,7 +412,5 @@ def resolve_cluster(layer: Layer, default_name: str) -> ClusterSettings:
     if cluster.name is not None:
         return cluster
     if not _NAME.match(default_name):
-        raise ConfigError(
-            f"'{default_name}' is no name for a cluster: set name: (lower-case letters, digits, dashes)"
-        )
+        raise ConfigError(f"'{default_name}' is no name for a cluster: set name: (lower-case letters, digits, dashes)")
     return cluster.model_copy(update={"name": default_name})

@@ -53,15 +53,9 @@ def submit(cluster: ClusterSettings, program: Sequence[str]) -> tuple[str, Path]
     slurm = cluster.slurm or SlurmSettings()
     has_seed = any(SEED in argument for argument in program)
     if bool(slurm.seeds) != has_seed:
-        fix = (
-            "give slurm.seeds"
-            if has_seed
-            else f"put {SEED} into the program's arguments, or all tasks do the same"
-        )
+        fix = "give slurm.seeds" if has_seed else f"put {SEED} into the program's arguments, or all tasks do the same"
         raise UsageError(f"slurm.seeds and {SEED} go together: {fix}")
-    root = private_folder(
-        Path(cluster.folder or f"~/.rlplat/clusters/{cluster.title}").expanduser().absolute()
-    )
+    root = private_folder(Path(cluster.folder or f"~/.rlplat/clusters/{cluster.title}").expanduser().absolute())
     folder = numbered_folder(private_folder(root / "slurm"))
     workdir = Path(cluster.workdir or ".").expanduser().absolute()
     if not workdir.is_dir():
@@ -71,13 +65,9 @@ def submit(cluster: ClusterSettings, program: Sequence[str]) -> tuple[str, Path]
     write_private(folder / "job.json", json.dumps(job))
     write_private(folder / "job.sh", job_script(cluster.title, slurm, python, folder, cluster.setup))
     try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", str(folder / "job.sh")], capture_output=True, text=True
-        )
+        done = subprocess.run(["sbatch", "--parsable", str(folder / "job.sh")], capture_output=True, text=True)
     except FileNotFoundError:
-        raise UsageError(
-            "there is no sbatch on this machine: submit from a login node of the SLURM cluster"
-        ) from None
+        raise UsageError("there is no sbatch on this machine: submit from a login node of the SLURM cluster") from None
     if done.returncode:
         raise UsageError(f"sbatch refused the job: {done.stderr.strip()} (the script: {folder / 'job.sh'})")
     return done.stdout.strip().partition(";")[0], folder

@@ -35,9 +35,7 @@ def packed(source: Path, exclude: Sequence[str]) -> Feed:
     return write
 
 
-def send_up(
-    machine: Machine, folder: str, source: Path, target: str, exclude: Sequence[str]
-) -> dict[str, Any]:
+def send_up(machine: Machine, folder: str, source: Path, target: str, exclude: Sequence[str]) -> dict[str, Any]:
     """Copy to `target` there, below the cluster's files unless it is absolute. Nothing is deleted there."""
     return ask(machine, "receive", {"folder": folder, "target": target}, feed=packed(source, exclude))
 

@@ -159,8 +159,7 @@ def _evaluation_differs(rows: Rows, config: Mapping[str, Any]) -> Hint | None:
     if row is None:
         return None
     mean, std, training = (
-        number_or_none(row.get(name))
-        for name in ("eval/return_mean", "eval/return_std", "episode_return_mean")
+        number_or_none(row.get(name)) for name in ("eval/return_mean", "eval/return_std", "episode_return_mean")
     )
     if mean is None or std is None or training is None:
         return None

@@ -56,9 +56,7 @@ class Pages:
         self._described: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._rows: OrderedDict[Path, tuple[Cursor, list[dict[str, Any]]]] = OrderedDict()
         self._num_rows = 0
-        self._curves: OrderedDict[tuple[Path, str, str], tuple[tuple[int, int, int], Curve, list[str]]] = (
-            OrderedDict()
-        )
+        self._curves: OrderedDict[tuple[Path, str, str], tuple[tuple[int, int, int], Curve, list[str]]] = OrderedDict()
 
     def runs(self) -> dict[str, Any]:
         """Every run and experiment below the root, the most recent one first."""
@@ -262,9 +260,7 @@ def differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
     keys = dict.fromkeys(key for values in settings.values() for key in values)
     found = {key: {run: _shown(values.get(key)) for run, values in settings.items()} for key in keys}
     return {
-        key: values
-        for key, values in found.items()
-        if len({json.dumps(v, default=str) for v in values.values()}) > 1
+        key: values for key, values in found.items() if len({json.dumps(v, default=str) for v in values.values()}) > 1
     }
 
 
@@ -287,9 +283,7 @@ def videos_of(path: Path) -> list[dict[str, Any]]:
 def _curve(rows: list[dict[str, Any]], metric: str, x: str) -> Curve:
     kept = thinned(rows, MAX_POINTS)
     chosen = columns(kept, [x, metric, "env_steps", "eval/env_steps"])
-    return curve_of(
-        [dict(zip(chosen, row, strict=True)) for row in zip(*chosen.values(), strict=True)], metric, x
-    )
+    return curve_of([dict(zip(chosen, row, strict=True)) for row in zip(*chosen.values(), strict=True)], metric, x)
 
 
 def _label(members: list[str], settings: Mapping[str, Mapping[str, Any]]) -> str:

@@ -58,9 +58,7 @@ def make_app(pages: Pages, servers: Servers, *, token: str = "", is_local: bool 
     def compared(request: Request) -> dict[str, Any]:
         parameters = request.query_params
         runs = [name for name in parameters.getlist("run") if name]
-        return pages.compare(
-            runs, parameters.get("metric", "episode_return_mean"), parameters.get("x", "env_steps")
-        )
+        return pages.compare(runs, parameters.get("metric", "episode_return_mean"), parameters.get("x", "env_steps"))
 
     async def page(request: Request) -> Response:
         return FileResponse(STATIC / "index.html", headers={"Content-Security-Policy": POLICY})
@@ -156,7 +154,5 @@ def serve(app: Starlette, listener: socket.socket) -> None:
     """Until SIGINT or SIGTERM, which end it within two seconds."""
     import uvicorn
 
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, lifespan="off"
-    )
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, lifespan="off")
     uvicorn.Server(config).run(sockets=[listener])

@@ -126,9 +126,7 @@ class Servers:
         with self._lock:
             there = running_servers()
             self._scrapes = {url: self._scrapes.get(url, deque()) for url in there}
-            return {
-                "servers": [{"url": url, "pid": pid, **self._one(url)} for url, pid in sorted(there.items())]
-            }
+            return {"servers": [{"url": url, "pid": pid, **self._one(url)} for url, pid in sorted(there.items())]}
 
     def _one(self, url: str) -> dict[str, Any]:
         scrapes = self._scrapes[url]

@@ -110,9 +110,7 @@ class Trainer:
                 num_in_a_row += 1
                 if num_in_a_row > self.settings.max_failures:
                     raise
-                say_lost(
-                    lost, f"report {number}, the last checkpoint" if state is not None else "the beginning"
-                )
+                say_lost(lost, f"report {number}, the last checkpoint" if state is not None else "the beginning")
 
     # ---------------------------------------------------------------- epoch by epoch
 
@@ -148,9 +146,7 @@ class Trainer:
         """What `save` wrote in `path`, the newest that is valid."""
         found, refused = checkpoints.latest_valid(path)
         if found is None:
-            raise CheckpointError(
-                f"there is no checkpoint in {path}" + "".join(f"; {one}" for one in refused)
-            )
+            raise CheckpointError(f"there is no checkpoint in {path}" + "".join(f"; {one}" for one in refused))
         self._check_kind(found)
         self.load_encoded(found.state)
 
@@ -236,9 +232,7 @@ class Trainer:
 
     def _opened(self) -> RankGroup:
         if self.train_loop is not None:
-            raise ConfigError(
-                "a trainer with a training function has fit(); train() and validate() need creators"
-            )
+            raise ConfigError("a trainer with a training function has fit(); train() and validate() need creators")
         if self._group is None:
             if not rlplat.is_initialized():
                 self._runtime.enter_context(self._open_runtime())
@@ -284,9 +278,7 @@ class Trainer:
             say(reason)
         if not self._resume:
             if found or refused:
-                raise ConfigError(
-                    f"{self._out} has checkpoints of a run: resume=True to continue it, or another out"
-                )
+                raise ConfigError(f"{self._out} has checkpoints of a run: resume=True to continue it, or another out")
             return Result()
         if found is None:
             return Result()
@@ -295,9 +287,7 @@ class Trainer:
 
     def _check_kind(self, found: checkpoints.Checkpoint) -> None:
         if found.info.algorithm != self.name:
-            raise CheckpointError(
-                f"{found.path} is a checkpoint of {found.info.algorithm}, not of {self.name}"
-            )
+            raise CheckpointError(f"{found.path} is a checkpoint of {found.info.algorithm}, not of {self.name}")
         is_of_loop = "history" in found.state
         if is_of_loop != (self.train_loop is not None):
             kind = "a training function" if is_of_loop else "creators"

@@ -30,8 +30,7 @@ class ArrayDataset:
         if not arrays:
             raise ConfigError("ArrayDataset needs at least one array or .npy file")
         self._arrays = [
-            np.load(one, mmap_mode="r") if isinstance(one, (str, os.PathLike)) else np.asarray(one)
-            for one in arrays
+            np.load(one, mmap_mode="r") if isinstance(one, (str, os.PathLike)) else np.asarray(one) for one in arrays
         ]
         lengths = [len(array) for array in self._arrays]
         if len(set(lengths)) > 1:
@@ -66,10 +65,7 @@ class ParquetDataset:
         tables = [parquet.read_table(file, columns=list(columns), memory_map=True) for file in files]
         self._columns = [
             np.concatenate(
-                [
-                    _dense(table[name], f"{file}: column {name!r}")
-                    for file, table in zip(files, tables, strict=True)
-                ]
+                [_dense(table[name], f"{file}: column {name!r}") for file, table in zip(files, tables, strict=True)]
             )
             for name in columns
         ]
@@ -104,9 +100,7 @@ class ImageFolder:
     classes: names in alphabetical order, which is that of the numbers.
     """
 
-    def __init__(
-        self, root: str | os.PathLike[str], transform: Callable[[np.ndarray], Any] | None = None
-    ) -> None:
+    def __init__(self, root: str | os.PathLike[str], transform: Callable[[np.ndarray], Any] | None = None) -> None:
         root = expanded(root)
         self.classes = sorted(entry.name for entry in Path(root).iterdir() if entry.is_dir())
         self._samples = [
@@ -116,9 +110,7 @@ class ImageFolder:
             if file.suffix.lower() in IMAGES
         ]
         if not self._samples:
-            raise ConfigError(
-                f"ImageFolder: there are no images in folders of {root}: {root}/<class>/<name>.png"
-            )
+            raise ConfigError(f"ImageFolder: there are no images in folders of {root}: {root}/<class>/<name>.png")
         self._transform = transform
 
     def __len__(self) -> int:

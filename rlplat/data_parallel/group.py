@@ -90,9 +90,7 @@ class RankGroup:
                 resources={name: amount for name, amount in demand.items() if name not in ("CPU", "GPU")},
             )
             for rank, place in enumerate(places):
-                self._ranks.append(
-                    remote.options(**place).remote(program, RankSettings(rank=rank, **settings))
-                )
+                self._ranks.append(remote.options(**place).remote(program, RankSettings(rank=rank, **settings)))
             if len(places) > 1:
                 self._meet()
         except BaseException:
@@ -134,9 +132,7 @@ class RankGroup:
             group = rlplat.placement_group([demand] * most, strategy="PACK")
             if group.wait(max(0.0, deadline - time.monotonic())):
                 self._own_group = group
-                return [
-                    {"placement_group": group, "placement_group_bundle_index": index} for index in range(most)
-                ]
+                return [{"placement_group": group, "placement_group_bundle_index": index} for index in range(most)]
             rlplat.remove_placement_group(group)
             if most == self._least:
                 raise InfeasibleResources(
@@ -155,15 +151,12 @@ class RankGroup:
                 "give tune.run what as_trainable returns, whose trials leave them to their ranks"
             )
         fitting = min(
-            sum(int(bundle.get(name, 0.0) / amount + 1e-9) for bundle in bundles)
-            for name, amount in demand.items()
+            sum(int(bundle.get(name, 0.0) / amount + 1e-9) for bundle in bundles) for name, amount in demand.items()
         )
         if fitting < self._least:
             needed = ", ".join(f"{amount * self._least:g} {name}" for name, amount in demand.items())
             own = {"CPU": "cpu", "GPU": "gpu"}
-            wanted = ", ".join(
-                f"'{own.get(name, name)}': {amount * self._least:g}" for name, amount in demand.items()
-            )
+            wanted = ", ".join(f"'{own.get(name, name)}': {amount * self._least:g}" for name, amount in demand.items())
             raise InfeasibleResources(
                 f"{self._least} ranks take {needed}, and the trial holds {bundles[0]}: "
                 f"tune.run(..., resources={{{wanted}}})"

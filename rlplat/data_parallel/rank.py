@@ -86,9 +86,7 @@ class RankProgram(ABC):
     def context_of(self, report: Reporting, checkpoint: dict[str, Any] | None) -> Any:
         """What a training function is given. report(metrics, state): waits for the driver."""
 
-    def begin(
-        self, function: Callable[..., Any], config: dict[str, Any], checkpoint: dict[str, Any] | None
-    ) -> None:
+    def begin(self, function: Callable[..., Any], config: dict[str, Any], checkpoint: dict[str, Any] | None) -> None:
         """function(context, config) runs from one `advance` to the next."""
 
         def report(metrics: dict[str, Any], state: dict[str, Any] | None) -> None:

@@ -16,9 +16,7 @@ Amount = Annotated[float, Field(gt=0)]
 
 
 class TrainerSettings(Section):
-    num_workers: Annotated[
-        Count | tuple[Count, Count], Words("a number of ranks from 1 on, or (least, most)")
-    ] = 1
+    num_workers: Annotated[Count | tuple[Count, Count], Words("a number of ranks from 1 on, or (least, most)")] = 1
     """Ranks; (least, most): as many as there is room for, at the beginning, after a loss and at a checkpoint."""
     use_gpu: bool = False
     """A GPU for each rank."""
@@ -96,7 +94,5 @@ class TorchOptions(Section):
         if self.sharding == "full" and self.precision == "float16":
             raise ValueError("sharding='full' has no loss scaling: precision='bfloat16', or sharding='none'")
         if self.sharding == "full" and self.find_unused_parameters:
-            raise ValueError(
-                "find_unused_parameters is DistributedDataParallel's: sharding='full' needs it not"
-            )
+            raise ValueError("find_unused_parameters is DistributedDataParallel's: sharding='full' needs it not")
         return self

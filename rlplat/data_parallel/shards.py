@@ -32,9 +32,7 @@ def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: bool) -> np.nd
     """int64[num_samples]: the same on every rank, another one in each epoch."""
     if not shuffle:
         return np.arange(num_samples)
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch)))).permutation(
-        num_samples
-    )
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch)))).permutation(num_samples)
 
 
 def batches_of_rank(

@@ -120,8 +120,6 @@ def options_of(given: dict[str, Any], demand: Mapping[str, float]) -> dict[str, 
     options = TorchOptions(**given)
     if 0 < demand.get("GPU", 0) < 1:
         if options.backend == "nccl":
-            raise ConfigError(
-                "nccl refuses two ranks on one GPU: backend='gloo', or a whole GPU for each rank"
-            )
+            raise ConfigError("nccl refuses two ranks on one GPU: backend='gloo', or a whole GPU for each rank")
         return dict(options) | {"backend": options.backend or "gloo"}
     return dict(options)

@@ -33,9 +33,7 @@ class ExampleRows:
         contract, rng = self._contract, self._rng
         feeds = {leaf.name("obs"): self._leaf(leaf, num_rows, smooth_images) for leaf in contract.obs}
         if contract.mask_groups:
-            feeds[MASK] = np.concatenate(
-                [_mask(size, num_rows, rng) for size in contract.mask_groups], axis=1
-            )
+            feeds[MASK] = np.concatenate([_mask(size, num_rows, rng) for size in contract.mask_groups], axis=1)
         if contract.state_size:
             feeds[STATE_IN] = np.zeros((num_rows, contract.state_size), np.float32)
             feeds[STARTS] = np.arange(num_rows) % 4 == 0
@@ -59,9 +57,7 @@ class ExampleRows:
         if dtype.kind == "b":
             return rng.integers(0, 2, shape).astype(dtype)
         if leaf.kind == "image" and dtype == np.uint8:
-            return rng.integers(space.low.astype(np.int64), space.high.astype(np.int64) + 1, shape).astype(
-                dtype
-            )
+            return rng.integers(space.low.astype(np.int64), space.high.astype(np.int64) + 1, shape).astype(dtype)
         low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
         if leaf.kind == "vector" or not np.isfinite([low.min(), high.max()]).all():
             low, high = low.clip(-WIDEST, WIDEST), high.clip(-WIDEST, WIDEST)

@@ -23,9 +23,7 @@ class ExportedPolicy(ExportedModel):
         obs, reward, terminated, truncated, info = env.step(policy.act(obs))
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, num_threads: int = 1, data: bytes | None = None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, num_threads: int = 1, data: bytes | None = None) -> None:
         super().__init__(path, num_threads=num_threads, data=data)
         self.contract = Contract.from_json(self.metadata[CONTRACT], str(path))
         self._rng = np.random.default_rng()
@@ -106,9 +104,7 @@ class ExportedPolicy(ExportedModel):
             if greedy:
                 feeds[NOISE] = np.zeros(shape, np.float32)
             else:
-                generator = (
-                    self._rng if rng is None else np.random.default_rng(rng)
-                )  # one that is given stays
+                generator = self._rng if rng is None else np.random.default_rng(rng)  # one that is given stays
                 feeds[NOISE] = generator.standard_normal(shape, dtype=np.float32)
         if self.state_size:
             feeds[STATE_IN] = self.initial_state(num_rows) if state is None else state

@@ -54,9 +54,7 @@ def _dump(arrays: Arrays) -> dict[str, dict[str, object]]:
 
 def _parse(found: dict) -> Arrays:
     return {
-        name: np.frombuffer(
-            zlib.decompress(base64.b64decode(each["data"])), np.dtype(each["dtype"]).newbyteorder("<")
-        )
+        name: np.frombuffer(zlib.decompress(base64.b64decode(each["data"])), np.dtype(each["dtype"]).newbyteorder("<"))
         .astype(each["dtype"])
         .reshape(each["shape"])
         for name, each in found.items()

@@ -59,9 +59,7 @@ class LivePolicy:
 
     def to_bytes(self, weights: Weights) -> bytes:
         """The policy has been given these weights already. UsageError where its network has no form in ONNX."""
-        if self._traced_with != set(
-            weights
-        ):  # statistics of observations come some time after the first weights
+        if self._traced_with != set(weights):  # statistics of observations come some time after the first weights
             self._trace(weights)
         self._module.module.set_weights(weights)
         choose: Any = self._module.choose
@@ -86,12 +84,8 @@ class LivePolicy:
         found = ExportedPolicy("the policy", data=self._file()).run(feeds)
         for name in WITHOUT_NOISE:
             if name in expected and golden.difference(expected[name], found[name]) > golden.TOLERANCE:
-                raise UsageError(
-                    f"{WHAT} gives another '{name}' in onnxruntime than in the training: set it to remote"
-                )
-        named = [
-            name for name in (POLICY_ACTION, "log_prob", "value", "q_values", "state_out") if name in expected
-        ]
+                raise UsageError(f"{WHAT} gives another '{name}' in onnxruntime than in the training: set it to remote")
+        named = [name for name in (POLICY_ACTION, "log_prob", "value", "q_values", "state_out") if name in expected]
         arrays = {name: expected[name] for name in named}
         if contract.state_size:
             arrays[STATE_IN] = feeds[STATE_IN]

@@ -31,9 +31,7 @@ CONTRACT = "rlplat.contract"
 
 
 class ExportedModel:
-    def __init__(
-        self, path: str | os.PathLike[str], *, num_threads: int = 1, data: bytes | None = None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, num_threads: int = 1, data: bytes | None = None) -> None:
         """CheckpointError for a file that is damaged, or that rlplat did not write; num_threads: of onnxruntime; data:
         the file's bytes, where they came here in another way."""
         self.path = expanded(path)
@@ -50,9 +48,7 @@ class ExportedModel:
                 f"{path} is an ONNX model without rlplat's contract: `rlplat export` did not write it, so what its "
                 "inputs mean is not known"
             )
-        self._inputs = {
-            each.name: (tuple(each.shape), DTYPES[each.type]) for each in self._session.get_inputs()
-        }
+        self._inputs = {each.name: (tuple(each.shape), DTYPES[each.type]) for each in self._session.get_inputs()}
         self.output_names = [each.name for each in self._session.get_outputs()]
 
     @property
@@ -94,11 +90,7 @@ class ExportedModel:
         for name, (shape, dtype) in self._inputs.items():
             array = feeds[name]
             if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape[1:] != shape[1:]:
-                got = (
-                    f"{array.dtype}{list(array.shape)}"
-                    if isinstance(array, np.ndarray)
-                    else type(array).__name__
-                )
+                got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
                 sizes = ", ".join(["N", *map(str, shape[1:])])
                 raise BadObservation(f"input '{name}' is {got}; expected {dtype}[{sizes}]")
             if num_rows is None:
@@ -125,12 +117,8 @@ def open_session(model: bytes, file: str, num_threads: int = 1) -> Any:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a class for each cause
         if "opset" in str(error) or "IR_VERSION" in str(error):
-            raise CheckpointError(
-                f"{file} needs a later onnxruntime than {onnxruntime.__version__}: {error}"
-            ) from None
-        raise CheckpointError(
-            f"{file} is damaged, or no ONNX model; onnxruntime: {str(error)[:200]}"
-        ) from None
+            raise CheckpointError(f"{file} needs a later onnxruntime than {onnxruntime.__version__}: {error}") from None
+        raise CheckpointError(f"{file} is damaged, or no ONNX model; onnxruntime: {str(error)[:200]}") from None
 
 
 def _read(path: Path) -> bytes:

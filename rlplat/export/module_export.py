@@ -48,9 +48,7 @@ def torch_module(
     num_rows = {tensor.shape[0] if tensor.ndim else 0 for tensor in inputs.values()}
     if len(num_rows) != 1 or min(num_rows) < 2:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
-        raise UsageError(
-            f"the example of {what} needs two rows or more in every input, equally many; it has {shapes}"
-        )
+        raise UsageError(f"the example of {what} needs two rows or more in every input, equally many; it has {shapes}")
     flat = _Named(module, list(inputs) if isinstance(example, Mapping) else None)
     was_training = module.training
     module.eval()
@@ -89,9 +87,7 @@ class _Named(nn.Module):
         self.module, self.names = module, names
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        found = (
-            self.module(**dict(zip(self.names, inputs, strict=True))) if self.names else self.module(*inputs)
-        )
+        found = self.module(**dict(zip(self.names, inputs, strict=True))) if self.names else self.module(*inputs)
         return tuple(_named(found, "output").values())
 
 
@@ -104,9 +100,7 @@ def _named(tensors: Any, what: str) -> dict[str, Tensor]:
         named = {what: tensors}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
-            raise UsageError(
-                f"{what} '{name}' is a {type(tensor).__name__}; only tensors go in and out of a file"
-            )
+            raise UsageError(f"{what} '{name}' is a {type(tensor).__name__}; only tensors go in and out of a file")
     return named
 
 

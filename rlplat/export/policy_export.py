@@ -56,9 +56,7 @@ def to_onnx(
     module = agent.torch_module()
     outputs, noise_size = choice_outputs(module, agent.policy)
     contract = contract_of(agent.spaces, module.state_size, outputs, noise_size)
-    policy_module = (
-        PolicyModule(module, agent.policy, contract, agent.spaces.spec).eval().requires_grad_(False)
-    )
+    policy_module = PolicyModule(module, agent.policy, contract, agent.spaces.spec).eval().requires_grad_(False)
     examples = ExampleRows(contract, agent.spaces.observation_space, seed=0)
     inputs = [torch.from_numpy(examples.rows(3)[name]) for name in contract.input_names]
     proto = onnx_writing.to_model(policy_module, inputs, contract.input_names, contract.output_names, what)
@@ -106,9 +104,7 @@ def _action_leaf(keys: Keys, space: Any, spec: ActionSpec) -> Leaf:
 def _checked(keys: tuple[Any, ...]) -> Keys:
     wrong = [key for key in keys if not isinstance(key, str | int)]
     if wrong:
-        raise UsageError(
-            f"a Dict space has the key {wrong[0]!r}: an exported policy has names only; use texts as keys"
-        )
+        raise UsageError(f"a Dict space has the key {wrong[0]!r}: an exported policy has names only; use texts as keys")
     return keys
 
 

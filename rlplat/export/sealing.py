@@ -31,9 +31,7 @@ def require_whole(data: bytes, file: str) -> None:
 
 
 def _entry(digest: str) -> bytes:
-    pair = b"".join(
-        bytes([number << 3 | 2, len(text)]) + text.encode() for number, text in ((1, KEY), (2, digest))
-    )
+    pair = b"".join(bytes([number << 3 | 2, len(text)]) + text.encode() for number, text in ((1, KEY), (2, digest)))
     return bytes([_METADATA_PROPS << 3 | 2, len(pair)]) + pair
 
 

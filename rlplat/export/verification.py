@@ -85,9 +85,7 @@ def _close_calls(outputs: Feeds, agent: Agent) -> np.ndarray:
     params: np.ndarray = outputs["params"]
     spec: Any = getattr(agent.policy, "spec", None)
     if spec is None:  # an MLP of evolution strategies
-        return (
-            _is_close(params) if agent.spaces.spec.action.kind == "discrete" else np.zeros(len(params), bool)
-        )
+        return _is_close(params) if agent.spaces.spec.action.kind == "discrete" else np.zeros(len(params), bool)
     close, start = np.zeros(len(params), bool), 0
     for head in spec.heads:
         part = params[:, start : start + head.size]

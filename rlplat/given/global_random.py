@@ -59,9 +59,7 @@ class GlobalRandom:
         _seed_torch_later(self._later)
         context = _tf_context()
         if self._tf is not None and context is not None:
-            context._seed, context._rng = (
-                self._tf
-            )  # the next seed makes new ones, these are as they were left
+            context._seed, context._rng = self._tf  # the next seed makes new ones, these are as they were left
 
 
 @contextmanager
@@ -97,9 +95,7 @@ class _TorchToCome(MetaPathFinder):
 
     seed = 0
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "torch":
             return None
         others = (finder for finder in sys.meta_path if finder is not self)

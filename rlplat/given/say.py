@@ -57,9 +57,7 @@ def spare_stderr() -> None:
     theirs = sys.stderr
     if theirs is sys.__stderr__ and isinstance(theirs, io.TextIOWrapper):
         raw = _Spared(theirs.fileno(), "w", closefd=False)
-        sys.stderr = io.TextIOWrapper(
-            io.BufferedWriter(raw), theirs.encoding, theirs.errors, line_buffering=True
-        )
+        sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), theirs.encoding, theirs.errors, line_buffering=True)
 
 
 def flush() -> None:

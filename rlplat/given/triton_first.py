@@ -32,9 +32,7 @@ class _TooLate(MetaPathFinder):
     def __init__(self) -> None:
         self._has_said = False
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "triton" or "tensorflow" not in sys.modules:
             return None
         if not self._has_said:

@@ -58,9 +58,7 @@ def _of_actor_and_critic(groups: dict[str, list[str]]) -> dict[str, list[str]]:
     return groups
 
 
-ObsGroups = Annotated[
-    dict[str, Annotated[list[str], Field(min_length=1)]], AfterValidator(_of_actor_and_critic)
-]
+ObsGroups = Annotated[dict[str, Annotated[list[str], Field(min_length=1)]], AfterValidator(_of_actor_and_critic)]
 """{actor: [names], critic: [names]}"""
 
 
@@ -115,9 +113,7 @@ class PolicyConfig(Section):
         if self.sde_sample_freq == 0:
             raise ValueError("sde_sample_freq=0: give a number of steps, or -1 for once a rollout")
         if self.sde_sample_freq != -1 and not self.use_sde:
-            raise ValueError(
-                f"sde_sample_freq={self.sde_sample_freq} is of use_sde: set that to true, or omit it"
-            )
+            raise ValueError(f"sde_sample_freq={self.sde_sample_freq} is of use_sde: set that to true, or omit it")
         return self
 
 

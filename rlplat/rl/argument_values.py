@@ -27,20 +27,14 @@ _PATH, _NAME, _ARRAY = "python/path", "python/name", "python/array"
 def as_plain(value: Any, key: str) -> Any:
     """A value that a config file can hold, and that `as_given` makes equal to this one; ConfigError names the key of
     what cannot be written."""
-    if value is None or (
-        isinstance(value, bool | int | float | str) and type(value) in (bool, int, float, str)
-    ):
+    if value is None or (isinstance(value, bool | int | float | str) and type(value) in (bool, int, float, str)):
         return value
     if isinstance(value, enum.Enum):
-        return {
-            _NAME: _name_of(value, f"{type(value).__qualname__}.{value.name}", type(value).__module__, key)
-        }
+        return {_NAME: _name_of(value, f"{type(value).__qualname__}.{value.name}", type(value).__module__, key)}
     if isinstance(value, Mapping):
         if all(isinstance(name, str) and not name.startswith("python/") for name in value):
             return {str(name): as_plain(inner, f"{key}.{name}") for name, inner in value.items()}
-        return {
-            _DICT: [[as_plain(name, key), as_plain(inner, f"{key}.{name}")] for name, inner in value.items()]
-        }
+        return {_DICT: [[as_plain(name, key), as_plain(inner, f"{key}.{name}")] for name, inner in value.items()]}
     if type(value) is list:
         return [as_plain(inner, f"{key}[{index}]") for index, inner in enumerate(value)]
     if type(value) is tuple:
@@ -103,9 +97,7 @@ def _array(value: Any, key: str) -> dict[str, Any]:
 
 def _name_of(value: Any, qualname: str, module: str, key: str) -> str:
     if not qualname or "<" in qualname or not module or module == "__main__":
-        raise _refused(
-            value, key, "put it into a module, where it has a name, or give a text that your code looks up"
-        )
+        raise _refused(value, key, "put it into a module, where it has a name, or give a text that your code looks up")
     file = getattr(sys.modules.get(module), "__file__", None)
     home = file if module.startswith("rlplat_file_") and file else module
     try:

@@ -127,9 +127,7 @@ def made_of(named: Any, setting: str, *arguments: Any) -> tuple[str, Any]:
         raise ConfigError(f"{setting}: {error}") from None
     except Exception as error:
         given = f"with {keywords}" if keywords else "without arguments"
-        raise ConfigError(
-            f"{setting}: making {name} ({given}) raised {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"{setting}: making {name} ({given}) raised {type(error).__name__}: {error}") from error
 
 
 def _name_and_keywords(named: Any, setting: str) -> tuple[str, dict[str, Any]]:
@@ -204,11 +202,7 @@ def forget_changed() -> None:
 def _existing(path: Path) -> Path:
     file = found_in_copy(path)
     if not file.is_file():
-        near = (
-            closest(path.name, [other.name for other in path.parent.glob("*.py")])
-            if path.parent.is_dir()
-            else ""
-        )
+        near = closest(path.name, [other.name for other in path.parent.glob("*.py")]) if path.parent.is_dir() else ""
         seen = _seen(path)
         raise ConfigError(
             f"there is no file {seen}{near}{f' (looked from {current_folder()})' if seen != path else ''}"
@@ -332,9 +326,7 @@ def _first_on_path(folder: Path, tops: set[str]) -> Iterator[None]:
     """
     others: dict[str, ModuleType] = {}
     for top in tops - set(sys.stdlib_module_names):
-        own = next(
-            (file for file in (folder / f"{top}.py", folder / top / "__init__.py") if file.is_file()), None
-        )
+        own = next((file for file in (folder / f"{top}.py", folder / top / "__init__.py") if file.is_file()), None)
         loaded = getattr(sys.modules.get(top), "__file__", None)
         if own is None or not loaded or is_installed(loaded):
             continue

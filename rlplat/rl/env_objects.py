@@ -163,9 +163,7 @@ def _with_spec(name: str) -> str:
     spec = registry.get(name.strip()) if registry else None
     if spec is None or str(spec.entry_point).startswith(("gymnasium.", "ale_py.")):
         return name
-    module, _, attribute = (
-        spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
-    )
+    module, _, attribute = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     if module == "__main__":  # which is another module in every process
         spec = copy.copy(spec)
         spec.entry_point = getattr(sys.modules[module], attribute, spec.entry_point)

@@ -59,15 +59,11 @@ def _spelled(each: Any) -> str:
     elif isinstance(each, str):
         name, reduction = split_reduction(each)
     else:
-        raise ValueError(
-            f"{each!r} names no number of info; write success, fuel:sum or {{name: fuel, reduce: sum}}"
-        )
+        raise ValueError(f"{each!r} names no number of info; write success, fuel:sum or {{name: fuel, reduce: sum}}")
     if not isinstance(name, str) or not name:
         raise ValueError(f"{each!r} has no name; write success or fuel:sum")
     if reduction not in REDUCTIONS:
-        raise ValueError(
-            f"'{name}' is reduced by last or sum, not by {reduction!r}; write {name} or {name}:sum"
-        )
+        raise ValueError(f"'{name}' is reduced by last or sum, not by {reduction!r}; write {name} or {name}:sum")
     return f"{name}:{reduction}" if reduction != "last" or ":" in name else name
 
 

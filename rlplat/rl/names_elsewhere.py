@@ -22,9 +22,7 @@ _VALUE_CLIP = "true or false: the range is clip_range"
 
 # Their name -> ours, as the pages From Stable-Baselines3, From RLlib and From CleanRL have it.
 STABLE_BASELINES3 = {
-    "learning_rate lr_schedule": Ours(
-        "learning_rate", "a number, or {schedule: linear, start: 3e-4, end: 0}"
-    ),
+    "learning_rate lr_schedule": Ours("learning_rate", "a number, or {schedule: linear, start: 3e-4, end: 0}"),
     "gamma": Ours("discount"),
     "gae_lambda": Ours("gae_lambda"),
     "n_steps": Ours("rollout_length n_step"),
@@ -59,16 +57,12 @@ STABLE_BASELINES3 = {
     "learning_starts": Ours("learning_starts"),
     "train_freq": Ours("env_steps_per_update", "train_freq x n_envs / gradient_steps"),
     "gradient_steps": Ours("env_steps_per_update", "their inverse: train_freq x n_envs / gradient_steps"),
-    "target_update_interval": Ours(
-        "target_period", "gradient steps: target_update_interval / env_steps_per_update"
-    ),
+    "target_update_interval": Ours("target_period", "gradient steps: target_update_interval / env_steps_per_update"),
     "tau": Ours("target_tau"),
     "exploration_fraction exploration_initial_eps exploration_final_eps": Ours("epsilon", _EXPLORATION),
     "target_entropy": Ours("target_entropy"),
     "policy_delay": Ours("policy_delay"),
-    "action_noise": Ours(
-        "exploration_noise", "a standard deviation, in units of half the width of the bounds"
-    ),
+    "action_noise": Ours("exploration_noise", "a standard deviation, in units of half the width of the bounds"),
     "target_policy_noise": Ours("target_noise"),
     "target_noise_clip": Ours("target_noise_clip"),
     "n_sampled_goal": Ours("hindsight.n_sampled_goal"),
@@ -144,9 +138,7 @@ CLEANRL = {
     "buffer_size": Ours("replay_capacity"),
     "learning_starts": Ours("learning_starts"),
     "train_frequency": Ours("env_steps_per_update"),
-    "target_network_frequency": Ours(
-        "target_period", "gradient steps: target_network_frequency / train_frequency"
-    ),
+    "target_network_frequency": Ours("target_period", "gradient steps: target_network_frequency / train_frequency"),
     "tau": Ours("target_tau"),
     "start_e end_e exploration_fraction": Ours("epsilon", _EXPLORATION),
     "alpha": Ours("priority_alpha entropy_coef"),
@@ -267,8 +259,7 @@ class Switches(NamedTuple):
     def __str__(self) -> str:
         """`--algo dqn --set double=true n_step=3`."""
         switches = " ".join(
-            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-            for key, value in self.settings.items()
+            f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in self.settings.items()
         )
         return f"--algo {self.algo}" + (f" --set {switches}" if switches else "")
 

@@ -35,9 +35,7 @@ def require_normalizable(obs: ObsSpec | dict[str, ObsSpec], *, images: bool = Fa
     """
     if isinstance(obs, dict) and (vectors := vector_leaves(obs)):
         if rest := [f"{path} ({leaf})" for path, leaf in obs.items() if path not in vectors and path != MASK]:
-            log.info(
-                "normalize_observations: of %s; left as they are: %s", ", ".join(vectors), ", ".join(rest)
-            )
+            log.info("normalize_observations: of %s; left as they are: %s", ", ".join(vectors), ", ".join(rest))
         return
     kinds = ("vector", "image") if images else ("vector",)
     if isinstance(obs, ObsSpec) and obs.kind in kinds:
@@ -98,9 +96,7 @@ class RunningMeanVar(Saved):
 
     def update(self, elements: Array) -> None:
         """elements: [N, *shape]."""
-        assert elements.shape[1:] == self.mean.shape, (
-            f"elements {elements.shape}, expected [N, *{self.mean.shape}]"
-        )
+        assert elements.shape[1:] == self.mean.shape, f"elements {elements.shape}, expected [N, *{self.mean.shape}]"
         if len(elements) == 0:
             return
         self.merge(*moments(elements), len(elements))

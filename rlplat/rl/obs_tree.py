@@ -68,9 +68,7 @@ def copy_obs(obs: Obs) -> Obs:
 
 def where_rows(condition: Array, chosen: Obs, other: Obs) -> Obs:
     """condition: bool[B] -> `chosen` in those rows, `other` elsewhere."""
-    result: Obs = map_obs(
-        lambda a, b: np.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b), chosen, other
-    )
+    result: Obs = map_obs(lambda a, b: np.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b), chosen, other)
     return result
 
 

@@ -71,9 +71,7 @@ class PiecewiseSchedule(Section):
     @model_validator(mode="after")
     def _check_ascending(self) -> PiecewiseSchedule:
         if any(left[0] >= right[0] for left, right in pairwise(self.points)):
-            raise ValueError(
-                f"points must ascend in progress, got {[progress for progress, _ in self.points]}"
-            )
+            raise ValueError(f"points must ascend in progress, got {[progress for progress, _ in self.points]}")
         return self
 
     def value(self, progress: float) -> float:

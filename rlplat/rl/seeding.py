@@ -22,9 +22,7 @@ _SHARED = 2
 _num_seeded = 0
 
 
-def seed_sequences(
-    run_seed: int, role: Role, index: int = 0, incarnation: int = 0
-) -> list[np.random.SeedSequence]:
+def seed_sequences(run_seed: int, role: Role, index: int = 0, incarnation: int = 0) -> list[np.random.SeedSequence]:
     """Independent seeds [for the policy or network, for the environments] of one actor.
 
     A worker's next incarnation gets new ones: replaying the numbers of the one that died could make it die again.

@@ -241,9 +241,7 @@ def _listed(values: Any) -> str:
 
 def _span(bounds: tuple[float, ...]) -> str:
     """The one bound of all axes, or a list of them."""
-    return (
-        f"{bounds[0]:g}" if len(set(bounds)) == 1 else "(" + ", ".join(f"{bound:g}" for bound in bounds) + ")"
-    )
+    return f"{bounds[0]:g}" if len(set(bounds)) == 1 else "(" + ", ".join(f"{bound:g}" for bound in bounds) + ")"
 
 
 def empty_actions(action: ActionSpec, num_rows: int) -> np.ndarray:

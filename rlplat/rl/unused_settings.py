@@ -27,9 +27,7 @@ class Unused:
 def refusal(config: Any) -> str:
     """What to refuse in a config of an algorithm, or the empty string."""
     return "; ".join(
-        f"{key}={value} has no effect: {unused.why}"
-        for key, value, unused in _given(config)
-        if unused.is_error
+        f"{key}={value} has no effect: {unused.why}" for key, value, unused in _given(config) if unused.is_error
     )
 
 

@@ -75,9 +75,7 @@ def renamed(settings: Mapping[str, Any], rename: Callable[[str], str]) -> dict[s
     def network(section: Any) -> Any:
         if not isinstance(section, Mapping):
             return section
-        names = {
-            key: rename(section[key]) for key in ("custom", "encoder") if isinstance(section.get(key), str)
-        }
+        names = {key: rename(section[key]) for key in ("custom", "encoder") if isinstance(section.get(key), str)}
         return {**section, **names}
 
     values = dict(settings)

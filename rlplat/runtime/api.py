@@ -141,9 +141,7 @@ def as_completed(refs: Iterable[ObjectRef[_Value]], *, timeout: float | None = N
     listed = list(refs)
     for ref in listed:
         if not isinstance(ref, ObjectRef):
-            raise OptionTypeError(
-                f"rlplat.as_completed takes a list of ObjectRefs, and in it is {_shown(ref)}"
-            )
+            raise OptionTypeError(f"rlplat.as_completed takes a list of ObjectRefs, and in it is {_shown(ref)}")
     _check_timeout("as_completed", timeout)
     if len(set(map(_key_of, listed))) != len(listed):
         listed = list(dict.fromkeys(listed))
@@ -178,9 +176,7 @@ def cancel(ref: ObjectRef | ObjectRefGenerator, *, force: bool = False, recursiv
     if isinstance(ref, ObjectRefGenerator):
         ref = ref.completed()
     if not isinstance(ref, ObjectRef):
-        raise TypeError(
-            f"rlplat.cancel takes an ObjectRef, not {type(ref).__name__} (for actors: rlplat.kill)"
-        )
+        raise TypeError(f"rlplat.cancel takes an ObjectRef, not {type(ref).__name__} (for actors: rlplat.kill)")
     backend().cancel(ref, force, recursive)
 
 

@@ -31,17 +31,13 @@ class Backend(Connection, Protocol):
 
     def create_actor(self, code: RemoteCode, args: tuple, kwargs: dict, options: Options) -> ActorHandle: ...
 
-    def submit_call(
-        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
-    ) -> Any: ...
+    def submit_call(self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions) -> Any: ...
 
     def put(self, value: Any) -> ObjectRef: ...
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]: ...
 
-    def wait(
-        self, refs: Sequence[Any], num_returns: int, timeout: float | None
-    ) -> tuple[list[Any], list[Any]]:
+    def wait(self, refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
         """`refs`: of objects, and generators. No value moves to the machine of who waits: `get` brings values."""
         ...
 

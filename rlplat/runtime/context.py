@@ -49,9 +49,7 @@ class RuntimeContext:
     def node_address(self) -> str:
         """Under which the other machines of the cluster reach this one; 127.0.0.1 where it is the only one."""
         here = self.get_node_id()
-        return next(
-            (node.address for node in self._backend.cluster().nodes if node.node == here), "127.0.0.1"
-        )
+        return next((node.address for node in self._backend.cluster().nodes if node.node == here), "127.0.0.1")
 
     def get_worker_id(self) -> str:
         return self.client_id

@@ -52,9 +52,7 @@ def placement_of(options: Options, who: str) -> tuple[PlacementGroup | None, int
         if not isinstance(group, PlacementGroup):
             raise OptionTypeError(f"{who}: placement_group must be a PlacementGroup, not {group!r}")
         if wanted not in (None, "DEFAULT"):
-            raise OptionError(
-                f"{who}: a placement group says where it runs: no scheduling_strategy={wanted!r}"
-            )
+            raise OptionError(f"{who}: a placement group says where it runs: no scheduling_strategy={wanted!r}")
         if isinstance(bundle, bool) or not isinstance(bundle, int) or not -1 <= bundle < group.bundle_count:
             raise OptionError(
                 f"{who}: placement_group_bundle_index must be -1 (any) or one of its {group.bundle_count} bundles, "
@@ -116,9 +114,7 @@ def capture_of(options: Options) -> Capture | None:
     return Capture(group.id, group.bundles, group.strategy, group.name)
 
 
-def _check_bundle(
-    demand: Resources, group: PlacementGroup, bundle: int, who: str, is_capturing: bool
-) -> None:
+def _check_bundle(demand: Resources, group: PlacementGroup, bundle: int, who: str, is_capturing: bool) -> None:
     specs = group.bundle_specs if bundle < 0 else [group.bundle_specs[bundle]]
     if not any(all(spec.get(name, 0) >= exact(amount) for name, amount in demand.items()) for spec in specs):
         which = "none of its bundles has" if bundle < 0 else f"its bundle {bundle} has not"
@@ -142,9 +138,7 @@ def most_leases(shape: Shape, group: PlacementGroup | None, total: Resources) ->
         return max(1, int(total["CPU"] if "CPU" in total else 1))
     return max(
         1,
-        sum(
-            min(units(pool.get(name, 0)) // units(amount) for name, amount in shape.demand) for pool in pools
-        ),
+        sum(min(units(pool.get(name, 0)) // units(amount) for name, amount in shape.demand) for pool in pools),
     )
 
 

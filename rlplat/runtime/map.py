@@ -74,9 +74,7 @@ def map(function: Any, items: Iterable[Any], *, chunk_size: int | None = None) -
     else:
         code, options = RemoteCode(function, getattr(function, "__qualname__", repr(function))), Options()
     if options.num_returns != 1:
-        raise OptionError(
-            f"rlplat.map: {code.name} has num_returns={options.num_returns}; it must return one value"
-        )
+        raise OptionError(f"rlplat.map: {code.name} has num_returns={options.num_returns}; it must return one value")
     if chunk_size is not None and chunk_size < 1:
         raise OptionError(f"rlplat.map: chunk_size must be at least 1, not {chunk_size!r}")
     chunk: RemoteFunction[Any] = RemoteFunction(

@@ -122,15 +122,11 @@ def merge_options(options: Any, changes: dict[str, Any], what: str) -> Any:
             changes = changes | {key: getattr(options if key == "num_returns" else defaults, key)}
         elif key == "num_returns" and isinstance(value, str):
             if value not in _RETURNS:
-                raise OptionTypeError(
-                    f"num_returns must be a whole number, 'streaming' or 'dynamic', not {value!r}"
-                )
+                raise OptionTypeError(f"num_returns must be a whole number, 'streaming' or 'dynamic', not {value!r}")
             changes = changes | {key: _RETURNS[value]}
         elif (least := _AT_LEAST.get(key)) is not None:
             if isinstance(value, bool) or not isinstance(value, int if key in _WHOLE else (int, float)):
-                raise OptionTypeError(
-                    f"{key} must be a {'whole ' if key in _WHOLE else ''}number, not {value!r}"
-                )
+                raise OptionTypeError(f"{key} must be a {'whole ' if key in _WHOLE else ''}number, not {value!r}")
             if not value >= least:
                 raise OptionError(f"{key} must be at least {least}, not {value!r}")
             if key in _WHOLE and value > _MOST:
@@ -178,9 +174,7 @@ def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
     classes = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for each in classes:
         if not (isinstance(each, type) and issubclass(each, BaseException)):
-            raise OptionTypeError(
-                f"retry_exceptions must be True, False or a list of exception classes, not {each!r}"
-            )
+            raise OptionTypeError(f"retry_exceptions must be True, False or a list of exception classes, not {each!r}")
     return classes
 
 
@@ -215,9 +209,7 @@ def check_group(what: str, group: str, groups: Collection[str]) -> None:
     """The concurrency group that a call names must be one of the actor's."""
     if group and group not in groups:
         known = ", ".join(map(repr, groups)) or "none"
-        raise OptionError(
-            f"{what}: there is no concurrency group {group!r} in this actor (its groups: {known})"
-        )
+        raise OptionError(f"{what}: there is no concurrency group {group!r} in this actor (its groups: {known})")
 
 
 def check_name(options: Options) -> None:
@@ -236,9 +228,7 @@ def check_exactly_once(code: RemoteCode, options: Options) -> None:
         )
     methods = inspect.getmembers(code.target, inspect.isfunction)
     asynchronous = [
-        name
-        for name, method in methods
-        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+        name for name, method in methods if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
     ]
     if asynchronous:
         raise OptionError(

@@ -73,9 +73,7 @@ def placement_group(
     lifetime: "detached" groups outlive the actor that created them; every group ends with the cluster.
     """
     if strategy not in STRATEGIES:
-        raise OptionError(
-            f"placement_group: strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}"
-        )
+        raise OptionError(f"placement_group: strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
     if lifetime not in (None, "detached"):
         raise OptionError(f"placement_group: lifetime must be None or 'detached', not {lifetime!r}")
     check_text("placement_group: name", name)
@@ -87,9 +85,7 @@ def placement_group(
 
 def _bundle(number: int, bundle: Any) -> tuple[tuple[str, float], ...]:
     if not isinstance(bundle, dict):
-        raise OptionError(
-            f"placement_group: bundle {number} must be a dict like {{'CPU': 1}}, not {bundle!r}"
-        )
+        raise OptionError(f"placement_group: bundle {number} must be a dict like {{'CPU': 1}}, not {bundle!r}")
     check_resources(f"placement_group: bundle {number}", bundle)
     kept = exact_demand(bundle, f"placement_group: bundle {number}")
     if not kept:

@@ -105,9 +105,7 @@ class ObjectRef(msgspec.Struct, Generic[Value], eq=False, gc=False):
     def __await__(self) -> Generator[Any, None, Value]:
         return backend().value_of(self).__await__()
 
-    if (
-        TYPE_CHECKING
-    ):  # What a call returns depends on the function: a generator's is an ObjectRefGenerator, which
+    if TYPE_CHECKING:  # What a call returns depends on the function: a generator's is an ObjectRefGenerator, which
         # has these, and so has a list of refs (num_returns) the first. No checker could tell where it knows no type.
 
         def __iter__(self: ObjectRef[Iterator[Item]]) -> Iterator[ObjectRef[Item]]: ...

@@ -52,9 +52,7 @@ def remote(*args: Any, **options: Any) -> Any:
     if len(args) == 1 and not options and callable(args[0]):
         return _make_remote(args[0], Options())
     if args:
-        raise TypeError(
-            "use @rlplat.remote, @rlplat.remote(num_cpus=...) or rlplat.remote(function_or_class)"
-        )
+        raise TypeError("use @rlplat.remote, @rlplat.remote(num_cpus=...) or rlplat.remote(function_or_class)")
     checked = merge_options(Options(), options, "a task or actor")
     return lambda target: _make_remote(target, checked, options)
 
@@ -271,9 +269,7 @@ class ActorMethod(msgspec.Struct, eq=False, gc=False):
         signature = self._signature
         if kwargs or not signature.least <= len(args) <= signature.most:
             _check_arguments(signature, f"{self._handle._info.class_name}.{self._name}", args, kwargs)
-        return (connection._backend or backend()).submit_call(
-            self._handle, self._name, args, kwargs, self._options
-        )
+        return (connection._backend or backend()).submit_call(self._handle, self._name, args, kwargs, self._options)
 
     def options(self, **changes: Any) -> ActorMethod:
         options = merge_options(self._options, changes, "an actor's method")
@@ -331,6 +327,4 @@ def describe_actor(code: RemoteCode, options: Options) -> ActorInfo:
         if retries and each.max_task_retries is None:
             methods[name] = msgspec.structs.replace(each, max_task_retries=retries)
     groups, signatures = tuple(options.concurrency_groups), signatures_of(code.target, methods)
-    return ActorInfo(
-        code.name, methods, retries, options.exactly_once, groups, signatures, options.max_pending_calls
-    )
+    return ActorInfo(code.name, methods, retries, options.exactly_once, groups, signatures, options.max_pending_calls)

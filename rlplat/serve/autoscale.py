@@ -30,9 +30,7 @@ class Autoscale(Section):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(
-                f"min_replicas={self.min_replicas} is more than max_replicas={self.max_replicas}"
-            )
+            raise ValueError(f"min_replicas={self.min_replicas} is more than max_replicas={self.max_replicas}")
         return self
 
 

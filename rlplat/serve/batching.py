@@ -269,9 +269,7 @@ class Batcher:
 def _as_many(results: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     if not isinstance(results, list | tuple) or len(results) != len(inputs):
         got = f"{len(results)} of them" if isinstance(results, list | tuple) else type(results).__name__
-        raise TypeError(
-            f"a batched function returns a list of one result for each input ({len(inputs)}), not {got}"
-        )
+        raise TypeError(f"a batched function returns a list of one result for each input ({len(inputs)}), not {got}")
     return results
 
 
@@ -316,9 +314,7 @@ def batched(
             return (await batcher.submit([item]))[0]
         is_array = hasattr(item, "shape") and hasattr(item, "dtype")
         if not is_array and not isinstance(item, list | tuple):
-            raise TypeError(
-                f"{name} takes many inputs (batch.many): a list or an array, not {type(item).__name__}"
-            )
+            raise TypeError(f"{name} takes many inputs (batch.many): a list or an array, not {type(item).__name__}")
         return await batcher.submit(item, len(item)) if len(item) else []
 
     answer.__qualname__ = name  # in the TypeError of a call with other arguments

@@ -49,17 +49,13 @@ class Client:
         answer = self.request("POST", "/v1/act", _body(obs, mask, greedy, outputs))
         return answer if outputs else answer["action"]
 
-    def act_on_rows(
-        self, rows: Any, *, greedy: bool = True, outputs: Sequence[str] = ()
-    ) -> dict[str, np.ndarray]:
+    def act_on_rows(self, rows: Any, *, greedy: bool = True, outputs: Sequence[str] = ()) -> dict[str, np.ndarray]:
         """Many observations of one array, sent and answered as raw bytes: [N, ...] in the dtype of the space ->
         arrays by name (`action` and the outputs)."""
         query = urlencode({"greedy": int(greedy), "outputs": ",".join(outputs)})
         array = np.ascontiguousarray(rows)
         body = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        answer, headers = self._repeat(
-            "POST", f"/v1/act?{query}", body, {"content-type": "application/octet-stream"}
-        )
+        answer, headers = self._repeat("POST", f"/v1/act?{query}", body, {"content-type": "application/octet-stream"})
         arrays, at = {}, 0
         for each in headers["x-arrays"].split(";"):
             name, _, kind = each.partition(":")

@@ -139,9 +139,7 @@ class Controller:
         try:
             ref = rlplat.put(user_config)  # before anything keeps it
         except SerializationError as error:
-            raise ConfigError(
-                f"the user_config for {deployment} cannot be sent to its replicas: {error}"
-            ) from error
+            raise ConfigError(f"the user_config for {deployment} cannot be sent to its replicas: {error}") from error
         change: Change = self._ask(partial(self._reconfigure, deployment, user_config, ref), wait=True)
         is_over = self._wait_for(
             lambda: not change.waiting and (not change.has_lost or self._plan.is_settled(deployment)),
@@ -180,8 +178,7 @@ class Controller:
             deployments: dict[str, Any] = self._plan.describe()
             for each in deployments.values():
                 each["replicas"] = {
-                    name: {"state": state, "pid": self._pids.get(name)}
-                    for name, state in each["replicas"].items()
+                    name: {"state": state, "pid": self._pids.get(name)} for name, state in each["replicas"].items()
                 }
             for name, live in self._live.items():
                 if name in deployments and live.failure:

@@ -101,9 +101,7 @@ class Deployment:
         return Application(self, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise ConfigError(
-            f"{self.name} is a deployment: serve.run({self.name}.bind(...)), then call its handle"
-        )
+        raise ConfigError(f"{self.name} is a deployment: serve.run({self.name}.bind(...)), then call its handle")
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +127,7 @@ def with_options(app: Application, options: dict[str, dict[str, Any]]) -> Applic
     names = [part.deployment.name for part in parts_of(app)]
     for name in options:
         if name not in names:
-            raise ConfigError(
-                f"there is no deployment '{name}'{closest(name, names)}; there are {', '.join(names)}"
-            )
+            raise ConfigError(f"there is no deployment '{name}'{closest(name, names)}; there are {', '.join(names)}")
         if names.count(name) > 1:
             raise ConfigError(f"several deployments are named {name}: tell them apart by .options(name=...)")
     made: dict[int, Application] = {}

@@ -138,9 +138,7 @@ class Response:
             give_up = time.monotonic() + NO_REPLICA_S
             while self._ref is None:
                 if time.monotonic() > end:
-                    raise GetTimeout(
-                        f"no replica of {self._handle.deployment} was ready within {timeout_s:g} s"
-                    )
+                    raise GetTimeout(f"no replica of {self._handle.deployment} was ready within {timeout_s:g} s")
                 _require_patience(self._handle, give_up)
                 time.sleep(0.01)
                 self._send()
@@ -238,9 +236,7 @@ def _as_argument(value: Any) -> Any:
 class Handle:
     """Of a deployment; can be pickled, so that deployments, tasks and actors of the application may hold it."""
 
-    def __init__(
-        self, deployment: str, method: str = "__call__", retry: bool = True, model_id: str = ""
-    ) -> None:
+    def __init__(self, deployment: str, method: str = "__call__", retry: bool = True, model_id: str = "") -> None:
         self.deployment, self.method, self.retry, self.model_id = deployment, method, retry, model_id
 
     def __getattr__(self, name: str) -> Handle:

@@ -123,9 +123,7 @@ def _lock(folder: Path) -> int:
 def sweep(parent: Path) -> None:
     """Remove the folders of servers that were killed."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(
-            OSError
-        ):  # of another user, or gone meanwhile, or one that lives: BlockingIOError
+        with contextlib.suppress(OSError):  # of another user, or gone meanwhile, or one that lives: BlockingIOError
             with _own(folder) as opened, _open_at(opened, "life") as life:
                 fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)

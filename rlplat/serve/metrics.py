@@ -90,7 +90,5 @@ def _digits(value: float) -> str:
 
 
 def _shown(labels: Labels) -> str:
-    escaped = (
-        (key, value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for key, value in labels
-    )
+    escaped = ((key, value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for key, value in labels)
     return "{" + ",".join(f'{key}="{value}"' for key, value in escaped) + "}"

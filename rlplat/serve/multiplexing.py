@@ -190,9 +190,7 @@ class Models:
         while (taken := self._slots.take(model_id)) is None:
             own = {slot for models, slot in request.taken if models is self}
             if len(own) >= self._slots.max_models:
-                raise ConfigError(
-                    f"a request takes more than max_models={self._slots.max_models} models: raise it"
-                )
+                raise ConfigError(f"a request takes more than max_models={self._slots.max_models} models: raise it")
             self._room.clear()
             await self._room.wait()
         slot, evicted = taken
@@ -251,9 +249,7 @@ def multiplexed(function: Any = None, *, max_models: int = 3) -> Any:
 
     def decorate(function: Any) -> Any:
         if len(inspect.signature(function).parameters) != 2:
-            raise ConfigError(
-                "serve.multiplexed is for a method that takes a model's id, load(self, model_id)"
-            )
+            raise ConfigError("serve.multiplexed is for a method that takes a model's id, load(self, model_id)")
         attribute = f"_models_of_{function.__name__}"
 
         def models_of(self: Any) -> Models:

@@ -242,11 +242,7 @@ class Plan:
 
     def next_tick(self) -> float | None:
         """When a `Tick` is of use, if nothing else happens before."""
-        waits = [
-            each.start_after
-            for each in self._deployments.values()
-            if self._missing(each) > 0 and each.failures
-        ]
+        waits = [each.start_after for each in self._deployments.values() if self._missing(each) > 0 and each.failures]
         return min(waits, default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:

@@ -41,9 +41,7 @@ def require_method(method: str, expected: str, path: str) -> None:
     """expected: GET or POST or DELETE; HEAD is as GET."""
     if method != expected and not (method == "HEAD" and expected == "GET"):
         message = f"{path:.200} takes {expected}, not {method}"
-        raise Refused(
-            405, "method-not-allowed", message, allow="GET, HEAD" if expected == "GET" else expected
-        )
+        raise Refused(405, "method-not-allowed", message, allow="GET, HEAD" if expected == "GET" else expected)
 
 
 class Gate:

@@ -154,9 +154,7 @@ class Replica:
         if spec.door:
             from rlplat.serve.http.server import HttpServer
 
-            served = (
-                self._object if hasattr(self._object, "asgi") else self._batched.get("__call__", self._object)
-            )
+            served = self._object if hasattr(self._object, "asgi") else self._batched.get("__call__", self._object)
             self._server = HttpServer(
                 served, self._gate, self._options, spec.token, self._thread, self._metrics, self._scrape
             )

@@ -120,9 +120,7 @@ def _record(line: bytes | None) -> dict[str, Any] | None:
         record = json.loads(line or b"")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not all(
-        _is_count(record.get(key)) for key in ("iteration", "env_steps")
-    ):
+    if not isinstance(record, dict) or not all(_is_count(record.get(key)) for key in ("iteration", "env_steps")):
         return None
     return record
 

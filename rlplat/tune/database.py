@@ -98,9 +98,7 @@ class Server:
             except psycopg2.OperationalError as error:
                 problem = f"{self.place}: {line_of(error)}"
             if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"{problem}; waited for {PATIENCE_S:g} s; when it is back, continue with --resume"
-                )
+                raise ConfigError(f"{problem}; waited for {PATIENCE_S:g} s; when it is back, continue with --resume")
             if not said:
                 self._say(f"waiting for the storage, {PATIENCE_S:g} s at most: {problem}")
                 said = True
@@ -116,9 +114,7 @@ class Server:
             engine["isolation_level"] = "REPEATABLE READ"
         try:
             with drivers_errors():
-                return RDBStorage(
-                    "postgresql+psycopg2://", engine_kwargs=engine, skip_table_creation=read_only
-                )
+                return RDBStorage("postgresql+psycopg2://", engine_kwargs=engine, skip_table_creation=read_only)
         except (RuntimeError, StorageInternalError) as error:  # a schema of another version of Optuna
             raise ConfigError(f"{self.place}: {line_of(error)}") from None
 
@@ -254,9 +250,7 @@ class DatabaseStudy:
                     self.study_id,
                 )
                 who = f": {holders[0][0]}" if holders else ""
-                raise ConfigError(
-                    f"the experiment {self._name!r} in {self._server.place} is still running{who}"
-                )
+                raise ConfigError(f"the experiment {self._name!r} in {self._server.place} is still running{who}")
             time.sleep(0.05)
 
     def _is_abandoned(self) -> bool:

@@ -49,9 +49,7 @@ _CLOSED = re.compile(r"closed; study\.journal has (\d+) lines")
 
 
 class ExperimentDirectory:
-    def __init__(
-        self, path: Path, spec: ExperimentSpec, log_file: Any, say: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, path: Path, spec: ExperimentSpec, log_file: Any, say: Callable[[str], None] | None) -> None:
         """Use `open`."""
         self.path = path
         self._spec = spec
@@ -171,9 +169,7 @@ class ExperimentDirectory:
         try:
             forget_superseded(self._reports.path, last_steps)
             self._reports.close()
-            self._reports = ReportLines(
-                self._reports.path
-            )  # it is another file now, and params are written anew
+            self._reports = ReportLines(self._reports.path)  # it is another file now, and params are written anew
             self._rows.close()
             (self.path / "results.csv").unlink(missing_ok=True)
             self._rows = CsvWriter(self.path / "results.csv")
@@ -208,9 +204,7 @@ class ExperimentDirectory:
             self._next_best_s = now + BEST_PERIOD_S
             trial, document = self._best
             self._best = None
-            self._try(
-                lambda: replace_file(self.path / "best.yaml", describe_best(trial, document, self._spec))
-            )
+            self._try(lambda: replace_file(self.path / "best.yaml", describe_best(trial, document, self._spec)))
 
     def say(self, text: str) -> None:
         """To the user and to log.txt."""
@@ -232,9 +226,7 @@ class ExperimentDirectory:
         for part in (self._reports, self._rows, self._curves):
             self._try(part.close)
         if self.dropped:
-            self.say(
-                f"{self.path}: {self.dropped} writes of results were refused by the disk; the study has them all"
-            )
+            self.say(f"{self.path}: {self.dropped} writes of results were refused by the disk; the study has them all")
         if not self._spec.storage and (journal := self.path / "study.journal").is_file():
             self.log(f"closed; study.journal has {_num_lines(journal)} lines")
         try:
@@ -251,9 +243,7 @@ class ExperimentDirectory:
     def _refused(self, error: OSError) -> None:
         self.dropped += 1
         if self.dropped == 1:
-            self.say(
-                f"results: {error}; the experiment continues, results that cannot be written are dropped"
-            )
+            self.say(f"results: {error}; the experiment continues, results that cannot be written are dropped")
 
 
 def refuse_existing(path: Path) -> None:
@@ -317,8 +307,7 @@ def _cannot_write(path: Path, error: OSError) -> ConfigError:
 def describe_best(trial: Trial, document: Mapping[str, Any] | str | None, spec: ExperimentSpec) -> str:
     """The text of best.yaml: what it is in comments, then the config."""
     figures = ", ".join(
-        f"{name} {value:g} ({mode})"
-        for name, value, mode in zip(spec.metric, trial.values, spec.mode, strict=False)
+        f"{name} {value:g} ({mode})" for name, value, mode in zip(spec.metric, trial.values, spec.mode, strict=False)
     )
     verb = "" if trial.state is TrialState.RUNNING else f", {trial.state}"
     head = f"# the best trial so far of {spec.name}: {trial.number}, {figures} after {trial.step} reports{verb}\n"
@@ -331,6 +320,4 @@ def config_text(config: Mapping[str, Any]) -> str:
     """As YAML, a key a line; what is small and deep inside on one line."""
     is_flat = not any(isinstance(value, Mapping | list | tuple) for value in config.values())
     style = False if is_flat else None
-    return yaml.safe_dump(
-        as_json(config), sort_keys=False, default_flow_style=style, width=100, allow_unicode=True
-    )
+    return yaml.safe_dump(as_json(config), sort_keys=False, default_flow_style=style, width=100, allow_unicode=True)

@@ -195,9 +195,7 @@ def _telling_key(dicts: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     for key in dicts[0]:
         values = [option.get(key) for option in dicts]
-        if all(isinstance(value, str | int | float) for value in values) and len(
-            set(map(str, values))
-        ) == len(values):
+        if all(isinstance(value, str | int | float) for value in values) and len(set(map(str, values))) == len(values):
             return key
     return None
 

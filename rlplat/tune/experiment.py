@@ -293,11 +293,7 @@ class Experiment:
             return []
         trial, live.save_has_failed = live.trial, True
         trial.notes["not_saved"] = f"not saved at report {event.step} in {first_line(event.error)}"
-        kept = (
-            f"its checkpoint of report {trial.checkpoint.step} stays"
-            if trial.checkpoint
-            else "it has none yet"
-        )
+        kept = f"its checkpoint of report {trial.checkpoint.step} stays" if trial.checkpoint else "it has none yet"
         then = "" if live.completing else " and goes on"
         text = f"trial {trial.number} could not be saved at its report {event.step}{then}; {kept}"
         return [Say(f"{text}: {in_few_lines(event.error)}")]

@@ -141,15 +141,11 @@ def overrides_layer(values: Mapping[str, Any], origins: Mapping[KeyPath, str], a
     return layer
 
 
-def _several(
-    layer: Layer, settings: Sequence[Layer], only: list[str], path: str, stem: str
-) -> list[ExperimentSpec]:
+def _several(layer: Layer, settings: Sequence[Layer], only: list[str], path: str, stem: str) -> list[ExperimentSpec]:
     runs = layer.values.pop("runs")
     at_runs = layer.origins.get(("runs",), path)
     if not isinstance(runs, dict) or not runs:
-        raise ConfigError(
-            f"'runs' in {at_runs} holds experiments by name: runs: {{small: {{...}}, large: {{...}}}}"
-        )
+        raise ConfigError(f"'runs' in {at_runs} holds experiments by name: runs: {{small: {{...}}, large: {{...}}}}")
     found: list[tuple[str, str, ExperimentSpec]] = []
     complaints: list[str] = []
     for run_name, overrides in runs.items():
@@ -161,9 +157,7 @@ def _several(
         except ConfigError as error:
             complaints.append(f"run '{run_name}': {error}")
         if len(found) > MAX_EXPERIMENTS:
-            raise ConfigError(
-                f"{at_runs}: more than {MAX_EXPERIMENTS:,} experiments in one file, repeats included"
-            )
+            raise ConfigError(f"{at_runs}: more than {MAX_EXPERIMENTS:,} experiments in one file, repeats included")
     if complaints:
         raise ConfigError("\n".join(complaints))
     names = [name for _, name, _ in found]
@@ -173,9 +167,7 @@ def _several(
     for name in only:
         known = [*runs, *names]
         if name not in known:
-            raise ConfigError(
-                f"--only {name}: {path} has no such run{closest(name, known)}\nruns: {', '.join(runs)}"
-            )
+            raise ConfigError(f"--only {name}: {path} has no such run{closest(name, known)}\nruns: {', '.join(runs)}")
     return [spec for run_name, name, spec in found if not wanted or wanted & {run_name, name}]
 
 
@@ -191,15 +183,11 @@ def _repeated(
     repeats = own.pop("repeats", 1)
     if isinstance(repeats, bool) or not isinstance(repeats, int) or not 1 <= repeats <= MAX_EXPERIMENTS:
         at = layer.origins[("runs", run_name, "repeats")]
-        raise ConfigError(
-            f"'repeats' in {at} is a whole number from 1 to {MAX_EXPERIMENTS:,}, not {repeats!r}"
-        )
+        raise ConfigError(f"'repeats' in {at} is a whole number from 1 to {MAX_EXPERIMENTS:,}, not {repeats!r}")
     for key in ("name", "out"):
         if key in own:
             at = layer.origins[("runs", run_name, key)]
-            raise ConfigError(
-                f"'{key}' in {at}: a run is called by its key, '{run_name}', below the file's `out`"
-            )
+            raise ConfigError(f"'{key}' in {at}: a run is called by its key, '{run_name}', below the file's `out`")
     base = Layer(dict(layer.values), layer.origins)
     out = base.values.pop("out", None)
     base_name = base.values.pop("name", stem)
@@ -353,9 +341,7 @@ def _searcher_settings(searcher: Searcher) -> dict[str, Any]:
     """One mapping, as it is written in a file: the name, the sampler's options, and what every searcher may be told."""
     settings = {item.name: getattr(searcher, item.name) for item in fields(searcher)}
     options = settings.pop("options")
-    return {
-        key: _plain(value) for key, value in {**settings, **options}.items() if value not in (None, (), [])
-    }
+    return {key: _plain(value) for key, value in {**settings, **options}.items() if value not in (None, (), [])}
 
 
 def _home_of(trainable: Any) -> str:

@@ -129,9 +129,7 @@ def read_reports(path: Path) -> Iterator[dict[str, Any]]:
                 yield report
 
 
-def holding(
-    reports: Iterable[dict[str, Any]], last_steps: Mapping[int, int] | None = None
-) -> list[dict[str, Any]]:
+def holding(reports: Iterable[dict[str, Any]], last_steps: Mapping[int, int] | None = None) -> list[dict[str, Any]]:
     """Those that hold: where a trial went back to step s, what it had reported beyond s before is gone. `params` are in
     the first line that is left of a trial, and where they change.
 
@@ -217,9 +215,7 @@ class ExperimentCurves:
         file = self._open.get(trial.number)
         if file is None:
             file = self._open[trial.number] = self._begin(trial)
-        if trial.step <= file.step or (
-            trial.step > 1 and not file.step
-        ):  # it repeats, or another tuner began it
+        if trial.step <= file.step or (trial.step > 1 and not file.step):  # it repeats, or another tuner began it
             file.pending.append(purge_record(trial.step))
         file.step = trial.step
         if file.has_own_curves:

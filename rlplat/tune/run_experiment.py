@@ -69,9 +69,7 @@ def run(
     return run_experiment(spec, resume=resume, progress=progress)
 
 
-def run_experiment(
-    spec: ExperimentSpec, *, resume: bool | Literal["auto"] = False, progress: bool = True
-) -> Analysis:
+def run_experiment(spec: ExperimentSpec, *, resume: bool | Literal["auto"] = False, progress: bool = True) -> Analysis:
     """`run` on settings that are put together already."""
     if resume == "auto":
         if spec.out == Path():
@@ -113,9 +111,7 @@ def _run_on_cluster(spec: ExperimentSpec, kind: TrainableKind, resume: bool, vie
         stack.callback(study.close)
         in_optunas_terms = distributions(space)
         study.distributions = lambda params: {name: in_optunas_terms[name] for name in params}
-        searcher = make_searcher(
-            spec.searcher, space, seed=spec.seed, num_samples=spec.num_samples, modes=spec.mode
-        )
+        searcher = make_searcher(spec.searcher, space, seed=spec.seed, num_samples=spec.num_samples, modes=spec.mode)
         for note in [*kind.notes(spec.sample_config()), *([searcher.notice] if searcher.notice else [])]:
             view.say(note)
             directory.log(note)

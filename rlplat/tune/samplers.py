@@ -87,9 +87,7 @@ def as_study(trials: Sequence[Trial], modes: Sequence[str], domains: Mapping[str
     """For Optuna's pictures: in memory; what has values counts as complete."""
     with quietly():
         optuna.logging.disable_default_handler()
-        study = optuna.create_study(
-            directions=["maximize" if mode == "max" else "minimize" for mode in modes]
-        )
+        study = optuna.create_study(directions=["maximize" if mode == "max" else "minimize" for mode in modes])
     sign = 1.0 if modes[0] == "max" else -1.0
     theirs = {name: distribution(domain) for name, domain in domains.items()}
     for trial in trials:
@@ -99,9 +97,7 @@ def as_study(trials: Sequence[Trial], modes: Sequence[str], domains: Mapping[str
             optuna.trial.create_trial(
                 state=TrialState.COMPLETE if has_values else TrialState.RUNNING,
                 values=trial.values if has_values else None,
-                params={
-                    name: domains[name].clip(trial.params[name]) for name in known
-                },  # PBT may leave a range
+                params={name: domains[name].clip(trial.params[name]) for name in known},  # PBT may leave a range
                 distributions={name: theirs[name] for name in known},
                 intermediate_values={round(progress): sign * score for progress, score in trial.history},
             )
@@ -120,9 +116,7 @@ def make_sampler(name: str, options: Mapping[str, Any]) -> MakeSampler:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "experimental"
             if name == "tpe":
-                return optuna.samplers.TPESampler(
-                    seed=seed, **{"multivariate": True, "constant_liar": True, **options}
-                )
+                return optuna.samplers.TPESampler(seed=seed, **{"multivariate": True, "constant_liar": True, **options})
             if name == "gp":
                 return optuna.samplers.GPSampler(seed=seed, **options)
             return optuna.samplers.NSGAIISampler(seed=seed, **options)
@@ -145,9 +139,7 @@ class ModelSearch(LearningSearch):
         """conditional: whether the sampler is also asked for what only some trials have. jointly: for several
         parameters at once. notes_of_others: of trials that this searcher has not suggested."""
         super().__init__(space, seed, num_trials, maximize)
-        if not conditional and (
-            left_out := [n for n, c in space.conditions.items() if c and n not in space.grid_axes]
-        ):
+        if not conditional and (left_out := [n for n, c in space.conditions.items() if c and n not in space.grid_axes]):
             self.notice = f"draws {', '.join(left_out)} at random"
         self._make, self._frozen = make, Frozen(space, maximize)
         self._groups = _groups(space, conditional, jointly)
@@ -182,17 +174,13 @@ class ModelSearch(LearningSearch):
         outcome.notes = outcome.notes or self._notes_of_others
         self._history.add(outcome)
 
-    def _ask(
-        self, group: tuple[str, ...], number: int, shown: list[Outcome], notes: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _ask(self, group: tuple[str, ...], number: int, shown: list[Outcome], notes: dict[str, Any]) -> dict[str, Any]:
         """What the sampler says for these parameters; empty: it knows too little yet."""
         usable = [outcome for outcome in shown if all(name in outcome.params for name in group)]
         trial = self._frozen.of(Outcome(number, {}, "running"))
         trials = [*(self._frozen.of(outcome) for outcome in usable), trial]
         storage = _OneQuestion(trials, self._frozen.directions, self._study_attrs)
-        (sampler_seed,) = np.random.SeedSequence(
-            (self._seed, number, self._groups.index(group))
-        ).generate_state(1)
+        (sampler_seed,) = np.random.SeedSequence((self._seed, number, self._groups.index(group))).generate_state(1)
         sampler = self._make(int(sampler_seed))
         study = optuna.load_study(study_name="history", storage=storage, sampler=sampler)
         asked = {name: self._frozen.distributions[name] for name in group}
@@ -206,9 +194,7 @@ class ModelSearch(LearningSearch):
             parents = {number for numbers in storage.new_study_attrs.values() for number in numbers}
             # Until one of the new generation is complete, the sampler counts whether the one before it was.
             generation = storage.trial_attrs[GENERATION]
-            self._history.keep(
-                lambda one: one.number in parents or one.notes["trial"][GENERATION] >= generation - 1
-            )
+            self._history.keep(lambda one: one.number in parents or one.notes["trial"][GENERATION] >= generation - 1)
         return answer
 
 
@@ -283,9 +269,7 @@ class _OneQuestion(optuna.storages.InMemoryStorage):
         self.new_study_attrs[key] = value
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        if (
-            "relative_params" not in key
-        ):  # there, for others, until the parameters are recorded: here they are at once
+        if "relative_params" not in key:  # there, for others, until the parameters are recorded: here they are at once
             self.trial_attrs[key] = value
 
 
@@ -366,9 +350,7 @@ def _studies_of(place: str) -> list[tuple[str, list[StudyDirection], list[Frozen
             studies = storage.get_all_studies()
             names = [study.study_name for study in studies]
             if name and name not in names:
-                raise ConfigError(
-                    f"warm_start: there is no study '{name}' in {place}; there are {', '.join(names)}"
-                )
+                raise ConfigError(f"warm_start: there is no study '{name}' in {place}; there are {', '.join(names)}")
             return [
                 (study.study_name, study.directions, storage.get_all_trials(study._study_id, deepcopy=False))
                 for study in studies
@@ -434,9 +416,7 @@ class EvolutionSearch(LearningSearch):
         notes["generation"] = self._cma.generation
         self._cma.reseed_rng(int(rng.integers(2**31)))
         shares = dict(zip(self._axes, self._cma.ask().tolist(), strict=True))
-        return lambda name, domain: (
-            domain.at(min(shares[name], 1 - 1e-12)) if name in shares else domain.sample(rng)
-        )
+        return lambda name, domain: domain.at(min(shares[name], 1 - 1e-12)) if name in shares else domain.sample(rng)
 
     def _open(self, population_size: int | None, sigma: float, earlier: Sequence[Outcome]) -> CMA:
         try:

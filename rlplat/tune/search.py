@@ -110,9 +110,7 @@ class Searcher:
             near = closest(self.name, _OPTIONS)
             raise ConfigError(f"no searcher '{self.name}'{near or ': there are ' + ', '.join(_OPTIONS)}")
         given = {name: getattr(self, name) for name in ("points", "warm_start", "max_history")}
-        values = {name: value for name, value in given.items() if value not in (None, ())} | dict(
-            self.options
-        )
+        values = {name: value for name, value in given.items() if value not in (None, ())} | dict(self.options)
         try:
             found = resolve(_OPTIONS[self.name], [Layer(values)])
         except ConfigError as error:
@@ -131,9 +129,7 @@ def make_searcher(
     total = number_of_trials(space, num_samples)
     searcher: GridSearch
     if len(modes) > 1 and name not in _SEVERAL_OBJECTIVES:
-        raise ConfigError(
-            f"searcher {name} has one objective; {', '.join(_SEVERAL_OBJECTIVES)} can have several"
-        )
+        raise ConfigError(f"searcher {name} has one objective; {', '.join(_SEVERAL_OBJECTIVES)} can have several")
     loose = [key for key in space.domains if key not in space.grid_axes]
     if name == "grid" and loose:
         raise ConfigError(f"searcher grid: '{loose[0]}' is no grid; write grid([...]), or searcher random")
@@ -146,9 +142,7 @@ def make_searcher(
     return WithPoints(searcher, space, settings.points, seed) if settings.points else searcher
 
 
-def _model_search(
-    settings: Searcher, space: Space, modes: Sequence[str], seed: int, total: int
-) -> GridSearch:
+def _model_search(settings: Searcher, space: Space, modes: Sequence[str], seed: int, total: int) -> GridSearch:
     from rlplat.tune.samplers import GENERATION, EvolutionSearch, ModelSearch, earlier_outcomes, make_sampler
 
     maximize = [mode == "max" for mode in modes]
@@ -203,9 +197,7 @@ def number_of_trials(space: Space, num_samples: int, limit: int = MAX_TRIALS) ->
 class WithPoints(GridSearch):
     """Points that the user wants tried first, then a searcher; the points are trials like others and count."""
 
-    def __init__(
-        self, searcher: GridSearch, space: Space, points: Sequence[Mapping[str, Any]], seed: int
-    ) -> None:
+    def __init__(self, searcher: GridSearch, space: Space, points: Sequence[Mapping[str, Any]], seed: int) -> None:
         super().__init__(space, seed, searcher.num_trials)
         self.notice, self._searcher = searcher.notice, searcher
         self.add, self.end = searcher.add, searcher.end  # type: ignore[method-assign]

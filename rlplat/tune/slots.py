@@ -95,9 +95,7 @@ class Slot:
 
 
 class Slots:
-    def __init__(
-        self, make_host: Callable[[PlacementGroup, Demand], ActorHandle], room: Mapping[str, float]
-    ) -> None:
+    def __init__(self, make_host: Callable[[PlacementGroup, Demand], ActorHandle], room: Mapping[str, float]) -> None:
         """room: what there is in all. Others may use it too; then a slot opens when they let go."""
         self._make_host = make_host
         self._outer = rlplat.get_current_placement_group()

@@ -93,9 +93,7 @@ class Space:
     @property
     def grid_axes(self) -> dict[str, int]:
         """The grids and how many options each has."""
-        return {
-            name: len(domain.options) for name, domain in self.domains.items() if isinstance(domain, Grid)
-        }
+        return {name: len(domain.options) for name, domain in self.domains.items() if isinstance(domain, Grid)}
 
     def grid_point(self, index: int) -> dict[str, Any]:
         """The values of the grids at point `index`, the last grid changing fastest. 0 <= index < grid_size."""
@@ -188,9 +186,7 @@ class DictNode(Node):
     def build(self, work: Work) -> dict[str, Any]:
         built: dict[str, Any] = {}
         for key, child in self.children.items():
-            if isinstance(
-                child, Computed
-            ):  # absent until it is computed: who reads it too early gets a KeyError
+            if isinstance(child, Computed):  # absent until it is computed: who reads it too early gets a KeyError
                 work.computed.append((built, key, child.name, child.function))
             else:
                 built[key] = child.build(work)
@@ -245,9 +241,7 @@ class Draw(Node):
         if isinstance(self.domain, Grid):
             option = bisect_right(self._ends, index)
             point[self.name] = self.domain.labels[option]
-            self.branches[option].decode(
-                index - (self._ends[option] - self.branches[option].grid_size), point
-            )
+            self.branches[option].decode(index - (self._ends[option] - self.branches[option].grid_size), point)
 
     def draws(self) -> list[Draw]:
         return [self, *(draw for branch in self.branches for draw in branch.draws())]
@@ -262,11 +256,7 @@ def compute(name: str, function: Callable[..., Any], config: dict[str, Any], rng
     except (TypeError, ValueError):  # a builtin without a signature
         pass
     try:
-        value = (
-            function(config, np.random.default_rng(0) if rng is None else rng)
-            if wants_rng
-            else function(config)
-        )
+        value = function(config, np.random.default_rng(0) if rng is None else rng) if wants_rng else function(config)
         return plain(value)
     except ConfigError:
         raise
@@ -392,9 +382,7 @@ class Parser:
                 return Constant(None)
             return self._dict(value, place)
         if isinstance(value, list | tuple):
-            nodes = {
-                index: self._node(item, place.child(index, is_key=False)) for index, item in enumerate(value)
-            }
+            nodes = {index: self._node(item, place.child(index, is_key=False)) for index, item in enumerate(value)}
             if all(isinstance(node, Constant) for node in nodes.values()):
                 return Constant([node.value for node in nodes.values() if isinstance(node, Constant)])
             return ListNode(nodes)
@@ -415,9 +403,7 @@ class Parser:
         try:
             return Constant(plain(value))
         except TypeError as error:
-            self.complain(
-                place, f"{error}: a config is kept in files and holds numbers, text, lists and dicts"
-            )
+            self.complain(place, f"{error}: a config is kept in files and holds numbers, text, lists and dicts")
             return Constant(None)
 
     def _written(self, name: str, inner: Any, place: _Place) -> Node:
@@ -426,9 +412,7 @@ class Parser:
         if name == "sample_from":
             return self._sample_from_text(inner, place)
         if not isinstance(inner, list | tuple):
-            self.complain(
-                place, f"{text}: {name} takes a list; a mapping meant literally is {{constant: ...}}"
-            )
+            self.complain(place, f"{text}: {name} takes a list; a mapping meant literally is {{constant: ...}}")
             return Constant(None)
         if name in _OPTIONS:
             return self._domain(_OPTIONS[name](tuple(inner)), name, place)
@@ -442,9 +426,7 @@ class Parser:
         if callable(inner):
             return Computed(place.name, inner)
         if not isinstance(inner, str):
-            self.complain(
-                place, f"sample_from takes ./file.py:function or pkg.module:function, not {inner!r}"
-            )
+            self.complain(place, f"sample_from takes ./file.py:function or pkg.module:function, not {inner!r}")
             return Constant(None)
         from rlplat.rl.class_path import load_class
 

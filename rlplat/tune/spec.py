@@ -246,9 +246,7 @@ class ExperimentSpec(Section):
     def _place(self) -> dict[str, Any]:
         name = self.name or trainable_name(self.trainable)
         if not re.fullmatch(r"[\w.+=@-]+", name) or name.strip(".") == "":
-            raise ConfigError(
-                f"name{self.where('name')} becomes a directory: letters, digits and -_.+=@, not {name!r}"
-            )
+            raise ConfigError(f"name{self.where('name')} becomes a directory: letters, digits and -_.+=@, not {name!r}")
         out = self.out
         if out == Path():
             stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -308,9 +306,7 @@ def _check_storage(storage: str, where: str) -> None:
     if problem := problem_of(storage):
         raise ConfigError(f"storage{where}: {problem}")
     if not urlsplit(storage).path.strip("/"):
-        raise ConfigError(
-            f"storage{where}: which database? postgresql://user@host/database, not {shown(storage)!r}"
-        )
+        raise ConfigError(f"storage{where}: which database? postgresql://user@host/database, not {shown(storage)!r}")
 
 
 def _with_stop(config: dict[str, Any], stop: Mapping[str, float]) -> dict[str, Any]:
@@ -339,9 +335,7 @@ def _try_configs(spec: ExperimentSpec, space: Space) -> None:
     from rlplat.tune.trials.trainables import check_trainable
 
     rng = np.random.default_rng(spec.seed)
-    origins = {
-        tuple(key.split(".")[1:]): origin for key, origin in spec.origins.items() if key.startswith("config.")
-    }
+    origins = {tuple(key.split(".")[1:]): origin for key, origin in spec.origins.items() if key.startswith("config.")}
     algo = check_trainable(spec.trainable).name
 
     def lowest(name: str, domain: Domain) -> Any:

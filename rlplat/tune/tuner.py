@@ -299,9 +299,7 @@ class Tuner:
         best = self.experiment.roster.best()
         if best and (mark := (best[0].number, best[0].values, best[0].state)) != self._best:
             self._best = mark
-            self.directory.best(
-                best[0], self.kind.document(best[0].config, best[0].seed, self.directory.path)
-            )
+            self.directory.best(best[0], self.kind.document(best[0].config, best[0].seed, self.directory.path))
 
     def _make_host(self, group: PlacementGroup, demand: Demand) -> ActorHandle:
         strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)

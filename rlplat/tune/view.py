@@ -70,9 +70,7 @@ def overview(snapshot: Snapshot) -> str:
 
     num_ended = ended(snapshot)
     form = "[{elapsed}<{remaining}, {rate_fmt}]" if snapshot.num_trials else "[{elapsed}, {rate_fmt}]"
-    meter = tqdm.format_meter(
-        num_ended, snapshot.num_trials or 0, snapshot.wall_s, unit="trial", bar_format=form
-    )
+    meter = tqdm.format_meter(num_ended, snapshot.num_trials or 0, snapshot.wall_s, unit="trial", bar_format=form)
     of = f" of {snapshot.num_trials:,}" if snapshot.num_trials is not None else ""
     in_use, in_all = snapshot.slots
     slots = f"; slots {in_use} of {in_all}" if in_all else ""

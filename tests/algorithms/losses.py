@@ -22,9 +22,7 @@ class Fixed:
         return self._distribution, self._values, None
 
 
-def loss_of(
-    loss: Any, given: Any, columns: Mapping[str, Any], **settings: Any
-) -> tuple[Any, dict[str, float]]:
+def loss_of(loss: Any, given: Any, columns: Mapping[str, Any], **settings: Any) -> tuple[Any, dict[str, float]]:
     """(the loss, its numbers by name); given: log_probs, entropies, values of the network that is trained; columns: of
     the minibatch."""
     found, stats = loss(Fixed(*given), Minibatch(None, None, **columns), SimpleNamespace(**settings))

@@ -70,9 +70,7 @@ def env_steps_until(a3c: A3C, episode_return: float, at_most: int) -> int:
     """Env steps when the mean return of the last 100 episodes has got there; fails when it has not after `at_most`."""
     result = a3c.step()
     while (result.episode_return_mean or 0.0) < episode_return:
-        assert result.env_steps < at_most, (
-            f"mean return {result.episode_return_mean} at {result.env_steps} env steps"
-        )
+        assert result.env_steps < at_most, f"mean return {result.episode_return_mean} at {result.env_steps} env steps"
         result = a3c.step()
     return result.env_steps
 
@@ -98,9 +96,7 @@ def test_learns_cartpole_in_two_processes_and_no_array_passes_through_the_driver
     with make(num_rollout_workers=2, num_parameter_servers=2) as a3c:
         got: list[Any] = []
         get = rlplat.get
-        monkeypatch.setattr(
-            rlplat, "get", lambda refs, **options: (got.append(get(refs, **options)), got[-1])[1]
-        )
+        monkeypatch.setattr(rlplat, "get", lambda refs, **options: (got.append(get(refs, **options)), got[-1])[1])
         results = [a3c.step()]
         while (results[-1].episode_return_mean or 0.0) < 80:
             assert results[-1].env_steps < 60_000, results[-1].episode_return_mean
@@ -194,8 +190,7 @@ def make_workers(num_workers: int, **settings: Any) -> tuple[Any, list[A3CWorker
     spec = policy_spec(config.policy.model_dump(), check.preflight(config))
     server = rlplat.remote(ParameterServer).remote(optimizer_of(config), config.max_staleness)
     workers = [
-        A3CWorker(computation_of(A3C), config.model_dump(), index, 0, spec, [server])
-        for index in range(num_workers)
+        A3CWorker(computation_of(A3C), config.model_dump(), index, 0, spec, [server]) for index in range(num_workers)
     ]
     workers[0].publish()
     return server, workers
@@ -316,9 +311,7 @@ def test_a_reward_that_is_not_finite_is_named(runtime: None) -> None:
 
 
 @pytest.mark.parametrize("non_finite", ["stop", "skip"])
-def test_a_gradient_that_is_not_finite(
-    runtime: None, monkeypatch: pytest.MonkeyPatch, non_finite: str
-) -> None:
+def test_a_gradient_that_is_not_finite(runtime: None, monkeypatch: pytest.MonkeyPatch, non_finite: str) -> None:
     server, (worker,) = make_workers(1, non_finite=non_finite)
     worker.learn(1, 0.0)
     compute = worker._net.gradients

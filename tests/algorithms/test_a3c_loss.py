@@ -111,9 +111,7 @@ def test_lambda_1_is_the_papers_return_up_to_the_end_of_the_fragment() -> None:
         future = np.where(batch.valid[t], future, 0.0)
     advantages, returns = estimates(batch)
     np.testing.assert_allclose(returns[batch.valid], expected[batch.valid], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(
-        advantages[batch.valid], (expected - batch.values)[batch.valid], rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(advantages[batch.valid], (expected - batch.values)[batch.valid], rtol=1e-5, atol=1e-5)
 
 
 def numpy_loss(weights: dict[str, np.ndarray], batch: SampleBatch) -> float:
@@ -147,12 +145,8 @@ def test_the_gradient_is_the_slope_of_the_loss() -> None:
     rng = np.random.default_rng(1)
     for name, gradient in gradients.items():
         direction = rng.normal(size=gradient.shape)
-        up, down = (
-            numpy_loss(weights | {name: weights[name] + sign * 1e-5 * direction}, batch) for sign in (1, -1)
-        )
-        assert float((gradient * direction).sum()) == pytest.approx((up - down) / 2e-5, rel=1e-3, abs=1e-6), (
-            name
-        )
+        up, down = (numpy_loss(weights | {name: weights[name] + sign * 1e-5 * direction}, batch) for sign in (1, -1))
+        assert float((gradient * direction).sum()) == pytest.approx((up - down) / 2e-5, rel=1e-3, abs=1e-6), name
 
 
 @pytest.mark.parametrize("name", ["categorical", "lstm"])

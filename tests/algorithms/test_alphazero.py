@@ -122,9 +122,7 @@ def test_a_run_is_evaluated_loaded_and_begun_from(tmp_path: Path) -> None:
     assert {-1.0, 0.0, 1.0} >= {episode.episode_return for episode in agent.evaluate(4)}
     obs, _ = OwnGame(first="agent").reset(seed=1)
     assert agent.act(obs) == agent.act(obs) and 0 <= agent.act(obs, greedy=False, rng=1) < 9
-    with pytest.raises(
-        UsageError, match=r"acts by SearchPolicy, .* serve the run itself \(rlplat serve RUN\)"
-    ):
+    with pytest.raises(UsageError, match=r"acts by SearchPolicy, .* serve the run itself \(rlplat serve RUN\)"):
         agent.torch_module()
     planes = agent.policy._game.planes(board("xx. oo. ..."))[0]
     mask = np.array([0, 0, 1, 0, 0, 1, 1, 1, 1], np.int8)
@@ -138,9 +136,7 @@ def test_a_run_is_evaluated_loaded_and_begun_from(tmp_path: Path) -> None:
         stop={"env_steps": 16},
         **settings,
     )
-    more = rlplat.load(
-        tmp_path / "next"
-    )  # too few moves to learn from: the weights are those of the first run
+    more = rlplat.load(tmp_path / "next")  # too few moves to learn from: the weights are those of the first run
     for name, array in agent.weights().items():
         assert np.array_equal(array, more.weights()[name])
     assert more.act({"board": planes, "action_mask": mask}) == 2

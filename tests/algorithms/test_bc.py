@@ -143,9 +143,7 @@ def test_weights_that_were_trained_with_other_statistics_are_refused() -> None:
 
 
 def test_resumes_bit_by_bit(balanced: Path) -> None:
-    config = BCConfig(
-        data=str(balanced), seed=2, batch_size=48, updates_per_round=7, normalize_observations=True
-    )
+    config = BCConfig(data=str(balanced), seed=2, batch_size=48, updates_per_round=7, normalize_observations=True)
     assert_resumes(BC, config, before=20, after=2)  # 6,720 steps of 5,000: into the second epoch
     with BC(config) as bc:
         mean = bc.policy_weights(bc.get_state())["obs_norm.mean"]
@@ -181,9 +179,7 @@ def test_rows_of_an_epoch_come_once_wherever_it_is_cut() -> None:
             parts = [epochs.rows(place, size) for place in range(0, 3 * num_rows, size)]
             cut = np.concatenate(parts)[: 3 * num_rows]
             np.testing.assert_array_equal(cut, whole[: len(cut)])
-            np.testing.assert_array_equal(
-                Epochs(num_rows, sequence).rows(num_rows, size), whole[num_rows:][:size]
-            )
+            np.testing.assert_array_equal(Epochs(num_rows, sequence).rows(num_rows, size), whole[num_rows:][:size])
     orders = {tuple(Epochs(7, np.random.SeedSequence(3)).rows(7 * epoch, 7).tolist()) for epoch in range(4)}
     assert len(orders) > 1
 

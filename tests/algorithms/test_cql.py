@@ -171,9 +171,7 @@ def test_recorded_actions_are_worth_more_than_others(recorded: Path) -> None:
 
 
 def test_bad_input_is_answered(recorded: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="n_step=3 has no effect: recorded steps are learnt from one by one"
-    ):
+    with pytest.raises(ConfigError, match="n_step=3 has no effect: recorded steps are learnt from one by one"):
         quick(recorded, n_step=3)
     with pytest.raises(ConfigError, match=r"was recorded in Pendulum-v1 .* but MountainCarContinuous-v0 has"):
         CQL(quick(recorded, env="MountainCarContinuous-v0"))
@@ -186,9 +184,7 @@ def test_discrete_actions_are_not_for_it(tmp_path: Path) -> None:
         make_vector_env("CartPole-v1", 1) as env,
         DataWriter(tmp_path / "d", env="CartPole-v1", spaces=env.spec) as w,
     ):
-        w.add(
-            Episodes(np.zeros((2, 4), np.float32), *map(np.array, ([1], np.ones(1, np.float32), [1], [True])))
-        )
+        w.add(Episodes(np.zeros((2, 4), np.float32), *map(np.array, ([1], np.ones(1, np.float32), [1], [True]))))
         w.close()
     with pytest.raises(UsageError, match="CQL decides continuous actions"):
         CQL(CQLConfig(data=str(tmp_path / "d")))

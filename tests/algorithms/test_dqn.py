@@ -63,9 +63,7 @@ def test_learns_a_small_task(runtime: None) -> None:
     assert trained > 1.5 * untrained + 2, (untrained, trained)
 
 
-@pytest.mark.parametrize(
-    "algorithm, parts", [(DQN, RAINBOW), (R2D2, RECURRENT | RAINBOW)], ids=["dqn", "r2d2"]
-)
+@pytest.mark.parametrize("algorithm, parts", [(DQN, RAINBOW), (R2D2, RECURRENT | RAINBOW)], ids=["dqn", "r2d2"])
 def test_resumes_bit_by_bit(runtime: None, algorithm: Any, parts: dict[str, Any]) -> None:
     """Weights, optimizer, replay with its priorities, random numbers, environments, window: everything goes on."""
     more = {"deterministic": True, "num_rollout_workers": 2, "num_envs_per_worker": 2}

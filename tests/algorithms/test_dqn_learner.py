@@ -102,9 +102,7 @@ def make_learner(server: Any, spaces: SpaceSpec = VECTOR, **settings: Any) -> DQ
     return learner
 
 
-def make_batch(
-    spaces: SpaceSpec = VECTOR, seed: int = 0, num_steps: int = 16, state_size: int = 0
-) -> TransitionBatch:
+def make_batch(spaces: SpaceSpec = VECTOR, seed: int = 0, num_steps: int = 16, state_size: int = 0) -> TransitionBatch:
     """Random, but for the same seed always the same; a few episodes end."""
     rng = np.random.default_rng(seed)
     T, B, obs = num_steps, 4, spaces.obs
@@ -285,9 +283,7 @@ def test_who_chooses_and_who_values_the_next_action(double: bool) -> None:
 
 
 def test_the_targets_argmax_is_over_legal_actions() -> None:
-    spaces = SpaceSpec(
-        {"x": ObsSpec("vector", (4,), "float32"), "action_mask": ObsSpec("mask", (3,), "bool")}, ACTIONS
-    )
+    spaces = SpaceSpec({"x": ObsSpec("vector", (4,), "float32"), "action_mask": ObsSpec("mask", (3,), "bool")}, ACTIONS)
     config = config_of(loss="mse")
     net = TorchDQN(config, spec_of(config, spaces), q_spec(config), np.random.SeedSequence(0))
     rng = np.random.default_rng(0)
@@ -387,12 +383,9 @@ def test_a_restored_learner_goes_on_bit_by_bit(parameter_server: Any, name: str)
     other.set_state(state)
     version, published = rlplat.get(another_server.latest.remote())
     assert version == 3
-    np.testing.assert_array_equal(
-        published["advantage_head.out.bias"], state["weights"]["advantage_head.out.bias"]
-    )
+    np.testing.assert_array_equal(published["advantage_head.out.bias"], state["weights"]["advantage_head.out.bias"])
     reports = [
-        [learner.update(make_batch(spaces, seed, state_size=state_size)) for seed in (3, 4)]
-        for learner in (one, other)
+        [learner.update(make_batch(spaces, seed, state_size=state_size)) for seed in (3, 4)] for learner in (one, other)
     ]
     for first, second in zip(*reports, strict=True):
         for key in (key for key in first.metrics if key.startswith("learner/")):

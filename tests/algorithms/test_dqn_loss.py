@@ -23,9 +23,7 @@ def huber(error: float) -> float:
     return 0.5 * error**2 if abs(error) <= 1.0 else abs(error) - 0.5
 
 
-def naive_projection(
-    returns: np.ndarray, discounts: np.ndarray, probs: np.ndarray, support: np.ndarray
-) -> np.ndarray:
+def naive_projection(returns: np.ndarray, discounts: np.ndarray, probs: np.ndarray, support: np.ndarray) -> np.ndarray:
     """Bellemare et al. 2017, algorithm 1, line by line."""
     low, high, num_atoms = support[0], support[-1], len(support)
     spacing = (high - low) / (num_atoms - 1)
@@ -108,9 +106,7 @@ def test_temporal_difference_loss(loss: str) -> None:
         target = returns[n] + discounts[n] * next_outputs[n, next_actions[n], 0]
         error = target - outputs[n, actions[n], 0]
         assert float(errors[n]) == pytest.approx(error, rel=1e-4, abs=1e-6)
-        assert float(losses[n]) == pytest.approx(
-            huber(error) if loss == "huber" else 0.5 * error**2, rel=1e-4
-        )
+        assert float(losses[n]) == pytest.approx(huber(error) if loss == "huber" else 0.5 * error**2, rel=1e-4)
         slope = -np.clip(error, -1, 1) if loss == "huber" else -error
         assert float(online.grad[n, actions[n], 0]) == pytest.approx(slope, rel=1e-4)
     assert online.grad.count_nonzero() == N  # of the other actions nothing is learnt

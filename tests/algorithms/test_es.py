@@ -52,9 +52,7 @@ def make(**settings: Any) -> ES:
 
 def untimed(result: Result) -> dict[str, Any]:
     """A metric line but for times, and for how often workers died."""
-    metrics = {
-        name: value for name, value in result.metrics.items() if not name.endswith(("_s", "_restarts"))
-    }
+    metrics = {name: value for name, value in result.metrics.items() if not name.endswith(("_s", "_restarts"))}
     return {**vars(result), "metrics": metrics}
 
 
@@ -176,9 +174,7 @@ def test_workers_that_keep_dying_end_the_run(runtime: None) -> None:
             es.step()
 
 
-def test_tens_of_workers_in_a_tree_are_the_same_as_without(
-    runtime: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tens_of_workers_in_a_tree_are_the_same_as_without(runtime: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """24 workers: 24 -> 6 -> 2 answers reach the learner; then one of them dies."""
     settings = {"num_rollout_workers": 24, "population_size": 30}
     settings |= {"learning_rate": 0.01}  # so that episodes stay short
@@ -240,9 +236,7 @@ with ES(ESConfig(**{QUICK | {"num_rollout_workers": 2, "framework": "tf"}})) as 
     print(len(ours), loaded, modules, any(b"numpy" in one for one in maps))
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     number, rest = done.stdout.strip().split(" ", 1)
     assert int(number) >= 6  # node, zygote, parameter server, learner, two workers, evaluator

@@ -143,9 +143,7 @@ def test_momentum_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_updates_are_those_of_torchs_optimizers_with_weight_decay(
-    parameter_server: Any, optimizer: str
-) -> None:
+def test_updates_are_those_of_torchs_optimizers_with_weight_decay(parameter_server: Any, optimizer: str) -> None:
     """torch's `weight_decay` of Adam and SGD is L2 too: decay * w is added to the gradient."""
     torch = pytest.importorskip("torch")
     learner = make_learner(
@@ -219,9 +217,7 @@ def test_an_update_counts_reports_and_publishes(parameter_server: Any) -> None:
 
 def test_answers_on_the_wire_do_not_grow_with_the_network(parameter_server: Any) -> None:
     small, large = (
-        make_learner(parameter_server, policy={"hidden_sizes": [width]}, num_rollout_workers=3).update(
-            make_returns()
-        )
+        make_learner(parameter_server, policy={"hidden_sizes": [width]}, num_rollout_workers=3).update(make_returns())
         for width in (8, 64)
     )
     assert small.metrics["es/answer_bytes"] == large.metrics["es/answer_bytes"] < 2_000
@@ -278,9 +274,7 @@ def test_a_return_that_is_no_number_ends_the_run_or_is_left_out(parameter_server
     broken.returns[4, 1, 0] = np.nan
     stopping = make_learner(parameter_server, num_rollout_workers=3, population_size=6)
     before = theta_of(stopping)
-    with pytest.raises(
-        NonFiniteError, match=r"return nan from made up: pair 4 .*, - the noise at .* worker 2"
-    ):
+    with pytest.raises(NonFiniteError, match=r"return nan from made up: pair 4 .*, - the noise at .* worker 2"):
         stopping.update(broken)
     np.testing.assert_array_equal(theta_of(stopping), before)
 
@@ -290,9 +284,7 @@ def test_a_return_that_is_no_number_ends_the_run_or_is_left_out(parameter_server
     assert len(report.episodes) == 10  # their mean stays a number
     keep = [0, 1, 2, 3, 5]
     other.update(
-        returns._replace(
-            indices=returns.indices[keep], returns=returns.returns[keep], lengths=returns.lengths[keep]
-        )
+        returns._replace(indices=returns.indices[keep], returns=returns.returns[keep], lengths=returns.lengths[keep])
     )
     np.testing.assert_array_equal(theta_of(skipping), theta_of(other))
     with pytest.raises(NonFiniteError):

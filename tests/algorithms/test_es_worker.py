@@ -75,9 +75,7 @@ def assert_equal(one: Returns, other: Returns) -> None:
 def test_returns_are_those_of_the_mirrored_perturbations(num_envs: int) -> None:
     settings = {"num_envs_per_worker": num_envs, "linear_policy": True}
     config = config_of("TargetEnv", episodes_per_perturbation=2, **settings)
-    spec = SpaceSpec(
-        ObsSpec("vector", (2,), "float32"), ActionSpec("box", shape=(1,), low=(-100.0,), high=(100.0,))
-    )
+    spec = SpaceSpec(ObsSpec("vector", (2,), "float32"), ActionSpec("box", shape=(1,), low=(-100.0,), high=(100.0,)))
     theta = mlp_shape(config, spec).flat(weights_of(config, spec))
     got = sample(config)
     assert got.returns.shape == got.lengths.shape == (6, 2, 2) and (got.lengths == 3).all()
@@ -155,22 +153,16 @@ def test_shares_add_up() -> None:
 
 
 def test_gathered_sums_are_those_of_the_episodes_that_were_played() -> None:
-    config = config_of(
-        "RandomLengthEnv", normalize_observations=True, obs_gathering_probability=1.0, population_size=4
-    )
+    config = config_of("RandomLengthEnv", normalize_observations=True, obs_gathering_probability=1.0, population_size=4)
     got = sample(config)
-    rewards = (got.returns / got.lengths)[..., 0].reshape(
-        -1
-    )  # the same in every step, and the first number seen
+    rewards = (got.returns / got.lengths)[..., 0].reshape(-1)  # the same in every step, and the first number seen
     rows = np.concatenate(
         [
             [(reward, step) for step in range(length)]
             for reward, length in zip(rewards, got.lengths[..., 0].reshape(-1), strict=True)
         ]
     )
-    np.testing.assert_allclose(
-        got.obs_sums, [len(rows), *rows.sum(axis=0), *(rows**2).sum(axis=0)], rtol=1e-6
-    )
+    np.testing.assert_allclose(got.obs_sums, [len(rows), *rows.sum(axis=0), *(rows**2).sum(axis=0)], rtol=1e-6)
 
 
 def test_without_statistics_all_episodes_are_gathered() -> None:

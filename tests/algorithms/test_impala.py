@@ -125,9 +125,7 @@ def test_on_policy_the_targets_are_n_step_returns(
     learner, worker = make_parts(**settings, rollout_length=40, env_kwargs=kwargs_of(settings))
     twin = RolloutWorker(learner.config.model_dump(), 0, 0)  # the same, with values of the weights that acted
     twin.sample((0, learner.weights()))
-    learner.update(
-        worker.sample((0, learner.weights()))[0]
-    )  # the next one begins within episodes, and normalised
+    learner.update(worker.sample((0, learner.weights()))[0])  # the next one begins within episodes, and normalised
     batch, _ = worker.sample((1, learner.weights()))
     acted = twin.sample((1, learner.weights()))
     np.testing.assert_array_equal(batch.actions, acted.actions)
@@ -138,9 +136,7 @@ def test_on_policy_the_targets_are_n_step_returns(
     )
     metrics = learner.update(batch).metrics
     flags = (batch.terminated, batch.truncated, batch.valid)
-    advantages, returns = gae(
-        batch.rewards, batch.values, acted.next_values, *flags, discount=0.99, gae_lambda=1.0
-    )
+    advantages, returns = gae(batch.rewards, batch.values, acted.next_values, *flags, discount=0.99, gae_lambda=1.0)
     np.testing.assert_allclose(found[0].targets, returns, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[0].advantages, advantages, rtol=1e-4, atol=1e-4)
     assert metrics["learner/rho_clipped"] == metrics["learner/clip_fraction"] == 0.0
@@ -217,9 +213,7 @@ def test_a_rollout_that_is_too_old_is_dropped_and_counted(runtime: None) -> None
     assert both.metrics["learner/dropped_rollouts"] == 1 and "learner/policy_loss" in both.metrics
 
 
-@pytest.mark.parametrize(
-    "env", ["Pendulum-v1", "tests.rl.fixture_envs:TreeEnv", "tests.rl.fixture_envs:MaskEnv"]
-)
+@pytest.mark.parametrize("env", ["Pendulum-v1", "tests.rl.fixture_envs:TreeEnv", "tests.rl.fixture_envs:MaskEnv"])
 def test_takes_the_spaces_that_ppo_takes(runtime: None, env: str) -> None:
     with make(env=env, num_rollout_workers=1) as impala:
         assert impala.step().env_steps == 3 * 32

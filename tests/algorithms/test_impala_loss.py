@@ -57,8 +57,7 @@ def test_the_gradient_takes_importance_weights_for_constants() -> None:
 
 def test_a_ratio_of_rounding_does_not_count_as_clipped() -> None:
     shares = [
-        loss_of([-1.0 + d, -1.0], rho_bar=bar)[1]["rho_clipped"]
-        for d, bar in ((5e-4, 1.0), (2e-3, 1.0), (0.5, 2.0))
+        loss_of([-1.0 + d, -1.0], rho_bar=bar)[1]["rho_clipped"] for d, bar in ((5e-4, 1.0), (2e-3, 1.0), (0.5, 2.0))
     ]
     assert shares == [0.0, 0.5, 0.0]
 

@@ -106,14 +106,10 @@ def test_what_is_not_finite_ends_the_run_or_is_left_out(runtime: None) -> None:
                     mbpo.step()
             else:
                 metrics = mbpo.step().metrics
-                assert metrics["learner/model_skipped_minibatches"] == 0 and np.isfinite(
-                    metrics["learner/model_loss"]
-                )
+                assert metrics["learner/model_skipped_minibatches"] == 0 and np.isfinite(metrics["learner/model_loss"])
 
 
-def test_a_model_that_was_never_trained_predicts_nothing(
-    runtime: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_was_never_trained_predicts_nothing(runtime: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no row of the replay is finite: minibatches are real."""
 
     def predict(*_: Any) -> None:
@@ -127,9 +123,7 @@ def test_a_model_that_was_never_trained_predicts_nothing(
 
 
 def test_what_it_cannot_take_names_who_can(runtime: None) -> None:
-    with pytest.raises(
-        UsageError, match=r"MBPO decides continuous actions .* but CartPole-v1 has .*--algo dqn"
-    ):
+    with pytest.raises(UsageError, match=r"MBPO decides continuous actions .* but CartPole-v1 has .*--algo dqn"):
         MBPO(MBPOConfig(env="CartPole-v1"))
     with pytest.raises(
         UsageError,
@@ -156,13 +150,9 @@ def Choices() -> Any:  # noqa: N802 - stands for an environment
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(
-        ConfigError, match=r"num_elites=5 is more than there are networks \(ensemble_size=4\)"
-    ):
+    with pytest.raises(ConfigError, match=r"num_elites=5 is more than there are networks \(ensemble_size=4\)"):
         MBPOConfig(env="X", model={"ensemble_size": 4})
-    with pytest.raises(
-        ConfigError, match="n_step=3 has no effect: transitions of the model are single steps"
-    ):
+    with pytest.raises(ConfigError, match="n_step=3 has no effect: transitions of the model are single steps"):
         MBPOConfig(env="X", n_step=3)
     with pytest.raises(ConfigError, match="model_rollout_length"):
         MBPOConfig(env="X", model_rollout_length=0)

@@ -27,9 +27,7 @@ class Far(gym.Env):
     )
 
     def __init__(self, discrete: bool = True, mask: bool = False) -> None:
-        self.action_space = (
-            gym.spaces.Discrete(2) if discrete else gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
-        )
+        self.action_space = gym.spaces.Discrete(2) if discrete else gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
         if mask:
             self.action_masks = lambda: np.array([True, self.t % 2 == 0])
 
@@ -66,9 +64,7 @@ def test_vectors_of_a_dict_are_measured_by_acting_and_learning_alike(name: str) 
     algorithm_class = load_algorithm(algo)
     kwargs = {"discrete": algo != "sac", "mask": algo == "ppo"}
     settings = SMALL[name] | {"policy": {"hidden_sizes": [8]}, "num_envs_per_worker": 4}
-    known = {
-        key: value for key, value in settings.items() if key in algorithm_class.config_class.model_fields
-    }
+    known = {key: value for key, value in settings.items() if key in algorithm_class.config_class.model_fields}
     config = algorithm_class.config_class(
         env=Far, env_kwargs=kwargs, num_rollout_workers=0, normalize_observations=True, **known
     )

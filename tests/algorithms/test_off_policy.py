@@ -116,9 +116,7 @@ def acts_uniformly(algorithm: Any) -> bool:
 
 
 @pytest.mark.parametrize("algorithm", [SAC, TD3])
-def test_without_its_replay_a_resumed_run_fills_a_new_one_by_its_policy(
-    runtime: None, algorithm: Any
-) -> None:
+def test_without_its_replay_a_resumed_run_fills_a_new_one_by_its_policy(runtime: None, algorithm: Any) -> None:
     """No gradient steps before `learning_starts` steps are there again, and no uniform actions: those are the run's."""
     config = algorithm.config_class(**(QUICK | {"save_replay": False}))
     with algorithm(config) as one:
@@ -160,9 +158,7 @@ class Spot(gym.Env[Any, Any]):
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         is_tree = isinstance(self.observation_space, gym.spaces.Dict)
-        image: Any = np.zeros(
-            (self.observation_space["image"] if is_tree else self.observation_space).shape, np.uint8
-        )
+        image: Any = np.zeros((self.observation_space["image"] if is_tree else self.observation_space).shape, np.uint8)
         place = int(self.np_random.integers(len(image)))
         image[:, place] = 255
         side = np.float32(self.np_random.choice([-1.0, 1.0]) if is_tree else 0.0)
@@ -247,9 +243,7 @@ def test_spaces_that_it_cannot_take_name_who_can(runtime: None, env: str, says: 
     ],
 )
 @pytest.mark.parametrize("num_rollout_workers", [0, 1])
-def test_hindsight_needs_goals(
-    runtime: None, settings: dict[str, Any], says: str, num_rollout_workers: int
-) -> None:
+def test_hindsight_needs_goals(runtime: None, settings: dict[str, Any], says: str, num_rollout_workers: int) -> None:
     hindsight = {
         "hindsight": {"goal_selection_strategy": "future"},
         "num_rollout_workers": num_rollout_workers,
@@ -264,9 +258,7 @@ def test_td3_names_itself(runtime: None) -> None:
 
 
 def test_settings_that_cannot_be(runtime: None) -> None:
-    with pytest.raises(
-        ConfigError, match=r"policy\.core=lstm has no effect: transitions are replayed one by one"
-    ):
+    with pytest.raises(ConfigError, match=r"policy\.core=lstm has no effect: transitions are replayed one by one"):
         SACConfig(**QUICK | {"policy": {"core": "lstm"}})
     with pytest.raises(ConfigError, match="computes with torch"):
         SAC(SACConfig(**QUICK, framework="tf"))

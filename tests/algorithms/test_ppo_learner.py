@@ -53,9 +53,7 @@ def make_learner(parameter_server: Any, spec: PolicySpec = VECTOR, **settings: A
         "learner": {"backend": "torch", "precision": "float32", "device": "cpu", "num_threads": 1},
         "stop": {"env_steps": 1000},
     }
-    return PPOLearner(
-        computation_of(PPO), PPOConfig(**(defaults | settings)).model_dump(), spec, parameter_server
-    )
+    return PPOLearner(computation_of(PPO), PPOConfig(**(defaults | settings)).model_dump(), spec, parameter_server)
 
 
 def test_what_was_acted_in_raw_is_only_measured(parameter_server: Any) -> None:
@@ -79,9 +77,7 @@ def test_what_was_acted_in_raw_is_only_measured(parameter_server: Any) -> None:
     assert resumed.update(batch).metrics["learner/gradient_norm"] > 0
 
 
-def make_batch(
-    spec: PolicySpec = VECTOR, seed: int = 0, num_steps: int = 16, num_envs: int = 4
-) -> SampleBatch:
+def make_batch(spec: PolicySpec = VECTOR, seed: int = 0, num_steps: int = 16, num_envs: int = 4) -> SampleBatch:
     """Random, but for the same seed always the same; a few episodes end, a few rows are resets."""
     assert isinstance(spec.obs, ObsSpec)
     rng = np.random.default_rng(seed)
@@ -91,15 +87,9 @@ def make_batch(
     batch = SampleBatch.empty(num_steps, obs, actions, episodes=[Episode(1.0, 5)], timing={"sample_s": 0.5})
     batch.weights_version = 1_000  # newer than the first statistics of observations
     shape = (num_steps, *obs.shape)
-    batch.obs = (
-        rng.integers(0, 256, shape).astype(np.uint8)
-        if is_image
-        else rng.normal(size=shape).astype(np.float32)
-    )
+    batch.obs = rng.integers(0, 256, shape).astype(np.uint8) if is_image else rng.normal(size=shape).astype(np.float32)
     batch.actions[:] = (
-        rng.integers(spec.num_params, size=batch.actions.shape)
-        if discrete
-        else rng.normal(size=batch.actions.shape)
+        rng.integers(spec.num_params, size=batch.actions.shape) if discrete else rng.normal(size=batch.actions.shape)
     )
     batch.log_probs[:] = np.log(1.0 / spec.num_params) if discrete else -2.0
     for column in (batch.values, batch.next_values, batch.rewards):
@@ -121,9 +111,7 @@ def state_size(spec: PolicySpec) -> int:
     return core.state_size if core is not None else 0
 
 
-@pytest.mark.parametrize(
-    "name, spec", [("categorical", VECTOR), ("gaussian", BOX_SPEC), ("images", IMAGE_SPEC)]
-)
+@pytest.mark.parametrize("name, spec", [("categorical", VECTOR), ("gaussian", BOX_SPEC), ("images", IMAGE_SPEC)])
 def test_golden_losses(parameter_server: Any, name: str, spec: PolicySpec) -> None:
     """Three rounds from fixed batches give the losses on file: a change here is a change of what is computed.
 
@@ -268,9 +256,7 @@ def test_a_round_without_a_turn_lacks_only_what_gradient_steps_tell(
         warnings.simplefilter("ignore", RuntimeWarning)  # the variance of no row
         found = learner.update(batch).metrics
     of_steps = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "gradient_norm")
-    assert {name for name in found if name.startswith("learner/")} == names - {
-        f"learner/{name}" for name in of_steps
-    }
+    assert {name for name in found if name.startswith("learner/")} == names - {f"learner/{name}" for name in of_steps}
     assert found["learner/skipped_minibatches"] == 0
 
 
@@ -389,9 +375,7 @@ def test_or_is_skipped(parameter_server: Any) -> None:
     assert all(np.isfinite(w).all() for w in learner.get_state()["weights"].values())
 
 
-def test_gradients_that_are_not_finite_are_named(
-    parameter_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_that_are_not_finite_are_named(parameter_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss and its terms are finite: the gradient of a root at 0 is not."""
     learner = make_learner(parameter_server)
 

@@ -24,9 +24,7 @@ from tests.algorithms.test_ppo_learner import BOX_SPEC, IMAGE_SPEC, VECTOR, make
 from tests.rl.specimens import make_spec
 
 __all__ = ["parameter_server"]  # a fixture
-SHARED = make_spec(
-    action=ActionSpec("discrete", n=2), hidden_sizes=[16, 8], share_encoder=True, activation="relu"
-)
+SHARED = make_spec(action=ActionSpec("discrete", n=2), hidden_sizes=[16, 8], share_encoder=True, activation="relu")
 SPECS = {"separate": VECTOR, "gaussian": BOX_SPEC, "shared": SHARED}
 
 
@@ -79,9 +77,7 @@ def test_updates_are_torchs(parameter_server: Any, spec: Any) -> None:
         np.testing.assert_allclose(one["weights"][name], array, rtol=1e-4, atol=1e-5, err_msg=name)
         for key, moment in other["optimizer"][name].items():
             assert one["optimizer"][name][key].shape == moment.shape and moment.any()
-            np.testing.assert_allclose(
-                one["optimizer"][name][key], moment, rtol=1e-3, atol=1e-6, err_msg=name
-            )
+            np.testing.assert_allclose(one["optimizer"][name][key], moment, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("first, then", [("numpy", "numpy"), ("numpy", "torch")])
@@ -157,9 +153,7 @@ def test_auto_takes_numpy_where_it_can(spec: Any, settings: Any, backend: str, r
 
 def test_torch_as_backend_of_another_framework_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"learner\.backend=torch, but framework=tf"):
-        computation_of(PPO).backend(
-            PPOConfig(env="made up", framework="tf", learner={"backend": "torch"}), VECTOR
-        )
+        computation_of(PPO).backend(PPOConfig(env="made up", framework="tf", learner={"backend": "torch"}), VECTOR)
 
 
 @pytest.mark.parametrize(

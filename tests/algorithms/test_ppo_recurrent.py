@@ -170,18 +170,14 @@ def test_an_epoch_meets_every_row_once_and_with_a_core_whole_fragments(
         minibatches = taken[epoch * per_epoch : (epoch + 1) * per_epoch]
         if core == "none":
             valid = np.concatenate([batch.valid for batch in batches], axis=1).reshape(-1)
-            assert (
-                sorted(np.concatenate([each.rows for each in minibatches])) == np.flatnonzero(valid).tolist()
-            )
+            assert sorted(np.concatenate([each.rows for each in minibatches])) == np.flatnonzero(valid).tolist()
             continue
         assert [len(each.envs) for each in minibatches] == [2] * B  # 2 B fragments, two in each
         assert sorted(np.concatenate([each.envs for each in minibatches])) == list(range(2 * B))
         for each in minibatches:
             fragments = each.envs + np.arange(T)[:, None] * 2 * B
             np.testing.assert_array_equal(each.rows, fragments.reshape(-1))
-    orders = [
-        np.concatenate([each.rows for each in taken[e * per_epoch : (e + 1) * per_epoch]]) for e in (0, 1)
-    ]
+    orders = [np.concatenate([each.rows for each in taken[e * per_epoch : (e + 1) * per_epoch]]) for e in (0, 1)]
     assert (orders[0] != orders[1]).any()
 
 

@@ -73,9 +73,7 @@ def test_losses_are_the_papers() -> None:
     q, next_q = rng.normal(size=(2, 4)), rng.normal(size=(2, 4))
     tensor = torch.from_numpy
     targets = soft_targets(tensor(returns), tensor(discounts), tensor(next_q), tensor(log_probs), 0.3)
-    expected = [
-        returns[i] + discounts[i] * (min(next_q[0, i], next_q[1, i]) - 0.3 * log_probs[i]) for i in range(4)
-    ]
+    expected = [returns[i] + discounts[i] * (min(next_q[0, i], next_q[1, i]) - 0.3 * log_probs[i]) for i in range(4)]
     np.testing.assert_allclose(targets.numpy(), expected)
     assert targets[1] == returns[1]
     by_hand = sum((q[k, i] - expected[i]) ** 2 / 2 for k in range(2) for i in range(4)) / 4
@@ -180,9 +178,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
 
 
 def test_the_critics_have_a_learning_rate_of_their_own() -> None:
-    learner = make_learner(
-        critic_learning_rate={"schedule": "linear", "start": 0.5, "end": 0.0, "horizon": 100}
-    )
+    learner = make_learner(critic_learning_rate={"schedule": "linear", "start": 0.5, "end": 0.0, "horizon": 100})
     assert learner.value(learner.config.learning_rate) == 1e-3
     learner.env_steps = 50
     assert learner.critic_learning_rate == 0.25

@@ -24,9 +24,7 @@ SPACES = SpaceSpec(
 
 
 def make(**settings: object) -> tuple[TD3Learner, Transitions]:
-    config = TD3Config(
-        env="Pendulum-v1", policy={"hidden_sizes": [8]}, batch_size=5, learning_rate=1e-3, **settings
-    )
+    config = TD3Config(env="Pendulum-v1", policy={"hidden_sizes": [8]}, batch_size=5, learning_rate=1e-3, **settings)
     spec = policy_spec(config.policy.model_dump(), SPACES)
     td3 = TD3Learner(computation_of(TD3), config.model_dump(), spec, None)  # type: ignore[arg-type]
     rng = np.random.default_rng(2)

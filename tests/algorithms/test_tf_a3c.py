@@ -20,15 +20,11 @@ from tests.rl.tf.twins import SPECS, perturbed, random_batch
 pytestmark = pytest.mark.slow
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "a3c_tf_losses.json"
-CONFIG = A3CConfig(
-    env="made up", learner={"precision": "float32", "num_threads": 1}, value_coef=0.5, entropy_coef=0.02
-)
+CONFIG = A3CConfig(env="made up", learner={"precision": "float32", "num_threads": 1}, value_coef=0.5, entropy_coef=0.02)
 STATE_SIZES = {"mlp": 0, "composite mask": 0, "gru": 8, "nature": 0}
 
 
-def gradients_of(
-    net: Any, name: str, seed: int, num_envs: int = 4
-) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def gradients_of(net: Any, name: str, seed: int, num_envs: int = 4) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     batch = random_batch(SPECS[name](), STATE_SIZES[name], seed, num_envs=num_envs)
     assert not batch.valid.all()
     advantages, returns = np.random.default_rng(seed).normal(size=(2, *batch.shape)).astype(np.float32)
@@ -49,9 +45,7 @@ def test_gradients_and_losses_are_torchs(name: str) -> None:
     for name_, weight in ours.trainee.weights().items():
         np.testing.assert_array_equal(weight, weights[name_])
     for seed, num_envs in ((2, 4), (3, 6)):
-        (expected, expected_stats), (got, stats) = (
-            gradients_of(net, name, seed, num_envs) for net in (theirs, ours)
-        )
+        (expected, expected_stats), (got, stats) = (gradients_of(net, name, seed, num_envs) for net in (theirs, ours))
         assert stats == pytest.approx(expected_stats, abs=1e-5)
         assert list(got) == list(expected)
         for parameter, gradient in got.items():

@@ -243,9 +243,7 @@ def test_golden_losses(case: str) -> None:
     losses = []
     for batch in batches(case, net, 3):
         trained = trained_on(net, batch)
-        losses.append(
-            {"loss": trained.loss, "q_mean": trained.q_mean, "gradient_norm": trained.gradient_norm}
-        )
+        losses.append({"loss": trained.loss, "q_mean": trained.q_mean, "gradient_norm": trained.gradient_norm})
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if case not in golden:
         GOLDEN.write_text(json.dumps(golden | {case: losses}, indent=1, sort_keys=True) + "\n")
@@ -264,8 +262,7 @@ def test_a_hundred_golden_updates_are_the_same_in_both(framework: Any) -> None:
     rng, state = np.random.default_rng(0), net.get_state()
     for part in ("weights", "target"):
         state[part] = {
-            name: rng.uniform(-0.3, 0.3, array.shape).astype(np.float32)
-            for name, array in state[part].items()
+            name: rng.uniform(-0.3, 0.3, array.shape).astype(np.float32) for name, array in state[part].items()
         }
     net.set_state(state)
     losses = []

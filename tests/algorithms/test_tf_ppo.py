@@ -115,14 +115,10 @@ def test_minibatch_steps_are_torchs(name: str) -> None:
         assert found.pop("gradient_norm") == pytest.approx(expected_norm, rel=1e-4)
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
         if step == 0:
-            scale = max(
-                1.0, expected_norm / config.max_gradient_norm
-            )  # torch's Adam has scaled them in place
+            scale = max(1.0, expected_norm / config.max_gradient_norm)  # torch's Adam has scaled them in place
             for key, parameter in theirs.network.named_parameters():
                 unscaled = parameter.grad.numpy() * scale
-                np.testing.assert_allclose(
-                    gradients[key].numpy(), unscaled, rtol=1e-4, atol=1e-5, err_msg=key
-                )
+                np.testing.assert_allclose(gradients[key].numpy(), unscaled, rtol=1e-4, atol=1e-5, err_msg=key)
     for key, weight in theirs.trainee.weights().items():
         np.testing.assert_allclose(ours.trainee.weights()[key], weight, rtol=1e-5, atol=1e-5, err_msg=key)
     assert ours._step.experimental_get_tracing_count() == 1
@@ -153,9 +149,7 @@ def make_learner(parameter_server: Any, framework: str, spec: Any, **settings: A
 
 
 @pytest.mark.parametrize("first, second", [("torch", "tf"), ("tf", "torch")])
-def test_a_checkpoint_of_one_framework_goes_on_under_the_other(
-    parameter_server: Any, first: str, second: str
-) -> None:
+def test_a_checkpoint_of_one_framework_goes_on_under_the_other(parameter_server: Any, first: str, second: str) -> None:
     spec = SPECS["lstm"]()
     one = make_learner(parameter_server, first, spec)
     one.update(random_batch(spec, 16, seed=0))

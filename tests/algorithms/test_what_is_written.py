@@ -193,14 +193,10 @@ def test_the_loss_of_a_subclass_runs(case: str, loss: str, recorded: str) -> Non
 @pytest.mark.parametrize("name", sorted({each[0].__name__.rpartition(".")[2] for each in FILES.values()}))
 def test_every_loss_of_a_file_is_among_these(name: str) -> None:
     text = (ROOT / f"{name}.py").read_text()
-    found = {
-        each for each in re.findall(r"^def (\w+)\(", text, re.M) if re.search(r"loss|target|projection", each)
-    }
+    found = {each for each in re.findall(r"^def (\w+)\(", text, re.M) if re.search(r"loss|target|projection", each)}
     known = {loss for case in FILES.values() if case[0].__name__.endswith(f".{name}") for loss in case[2]}
     assert found <= known
-    [algorithm] = {
-        getattr(module, cls) for module, cls, *_ in FILES.values() if module.__name__.endswith(f".{name}")
-    }
+    [algorithm] = {getattr(module, cls) for module, cls, *_ in FILES.values() if module.__name__.endswith(f".{name}")}
     owner = algorithm.nets.get("torch", algorithm.learner_class)
     assert algorithm.losses and all(callable(getattr(owner, loss)) for loss in algorithm.losses)
 
@@ -401,9 +397,7 @@ def of_before(log_probs: Any, entropies: Any, values: Any, columns: Any, **argum
 
 @pytest.mark.parametrize("key", ["target_kl", "desired_kl"])
 def test_a_setting_that_looks_at_a_number_of_the_loss_wants_it_of_ones_own(key: str) -> None:
-    with pytest.raises(
-        UsageError, match=f"{key}=0.02 looks at 'approx_kl' .* without_critic gives none: return it"
-    ):
+    with pytest.raises(UsageError, match=f"{key}=0.02 looks at 'approx_kl' .* without_critic gives none: return it"):
         step(type("Mine", (ppo.PPO,), {"loss": staticmethod(without_critic)}), DISCRETE | {key: 0.02})
 
 
@@ -453,9 +447,7 @@ def test_a_replaced_function_runs_in_this_process_and_is_refused_for_others(
         with pytest.raises(Exception, match="mine ran"):
             step(algorithm, settings | ({"model": MODEL} if algorithm is mbpo.MBPO else {}))
         if algorithm is not mbpo.MBPO:
-            with pytest.raises(
-                ConfigError, match=f"{module.__name__}.{function} was replaced in this process"
-            ):
+            with pytest.raises(ConfigError, match=f"{module.__name__}.{function} was replaced in this process"):
                 algorithm(algorithm.config_class(**(settings | {"num_rollout_workers": 1})))
         monkeypatch.undo()
 
@@ -472,8 +464,7 @@ def test_the_twins_were_written_for_what_the_files_say() -> None:
     found = {f"rlplat.algorithms.{m.__name__.rpartition('.')[2]}": m for m in (ppo, a3c, dqn, r2d2)}
     torch_classes = {"ppo": "TorchPPO", "a3c": "TorchA3C", "dqn": "TorchDQN", "r2d2": "TorchR2D2"}
     assert {
-        name: fingerprint(getattr(module, torch_classes[name.rpartition(".")[2]]))
-        for name, module in found.items()
+        name: fingerprint(getattr(module, torch_classes[name.rpartition(".")[2]])) for name, module in found.items()
     } == WRITTEN_FOR
 
 
@@ -481,8 +472,5 @@ def test_an_edit_where_the_file_lies_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     """A clone, in which algorithms/ppo.py was changed."""
     monkeypatch.setitem(WRITTEN_FOR, "rlplat.algorithms.ppo", "another")
     with ppo.PPO(ppo.PPOConfig(**DISCRETE)) as running:
-        assert (
-            "torch: TorchPPO, or a function that it calls, is no longer as rlplat wrote it"
-            in running.notes[0]
-        )
+        assert "torch: TorchPPO, or a function that it calls, is no longer as rlplat wrote it" in running.notes[0]
     assert rlplat.is_initialized() is False

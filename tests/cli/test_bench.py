@@ -28,9 +28,7 @@ def test_each_cell_with_each_seed_and_then_only_what_is_missing(tmp_path: Path, 
     assert main(["bench", "learning", "tiny.yaml", "--seeds", "1-2", "--jobs", "1"]) == 0
     said = capsys.readouterr().out
     runs = [tmp_path / "runs" / "bench" / "tiny" / f"seed-{seed}" for seed in (1, 2)]
-    assert [line.split(":")[1] for line in said.splitlines()[:2]] == [
-        f" runs/bench/tiny/seed-{n}" for n in (1, 2)
-    ]
+    assert [line.split(":")[1] for line in said.splitlines()[:2]] == [f" runs/bench/tiny/seed-{n}" for n in (1, 2)]
     assert "CartPole-v1: eval/return_mean" in said and "fewer than 5 runs say little: tiny (2)" in said
     written = [(path / "metrics.jsonl").read_bytes() for path in runs]
     assert main(["bench", "learning", "tiny.yaml", "--seeds", "1-3"]) == 0

@@ -65,9 +65,7 @@ def eventually(is_so: Callable[[], Any], timeout_s: float = 60.0) -> None:
 
 def rlplat_command(*arguments: str) -> str:
     """Its output; run as the user would, in another process, which has the patience of this one."""
-    patient = (
-        f"import sys; from rlplat.runtime.look import observer; observer.ANSWER_S = {observer.ANSWER_S}; "
-    )
+    patient = f"import sys; from rlplat.runtime.look import observer; observer.ANSWER_S = {observer.ANSWER_S}; "
     program = patient + "from rlplat.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, *arguments, "--pid", str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -153,9 +151,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def test_logs_while_it_runs_and_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_logs_while_it_runs_and_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("RLPLAT_LOG_DIR", str(tmp_path))
     pid = ("--pid", str(os.getpid()))
     rlplat.init(num_cpus=1, num_gpus=0)

@@ -57,9 +57,7 @@ def test_a_profile_is_the_share_of_runs_above() -> None:
 
 def test_the_figures_of_groups(runs: Path, capsys: Any) -> None:
     """Runs of seed s have returns s + offset + 1..10 at steps 100..1,000, one line a second."""
-    found = compared(
-        capsys, "a=runs/a-*", "b=runs/b-*", "--metric", "episode_return_mean", "--threshold", "12"
-    )
+    found = compared(capsys, "a=runs/a-*", "b=runs/b-*", "--metric", "episode_return_mean", "--threshold", "12")
     a, b = found["envs"]["X"]["groups"]
     assert (a["name"], a["runs"], a["mean"], a["worst"], a["best"]) == ("a", 2, 11.5, 11, 12)
     assert [a["iqm"], *a["iqm_interval"]] == list(interval([11.0, 12.0]))
@@ -87,9 +85,7 @@ def test_environments_are_apart_and_published_values_are_those_of_the_same_task(
     (runs / "zoo.md").write_text(ZOO)
     (runs / "own.csv").write_text("env,algo,mean\nX,ppo,7\n")
     found = compared(capsys, "runs", "--against", "zoo.md")["envs"]
-    assert [(each["env"], each["mean"], each["std"]) for each in found["X"]["published"]] == [
-        ("X-v2", 20.5, 1.25)
-    ]
+    assert [(each["env"], each["mean"], each["std"]) for each in found["X"]["published"]] == [("X-v2", 20.5, 1.25)]
     assert [each["mean"] for each in found["Y"]["published"]] == [3.0]
     own = compared(capsys, "runs", "--against", "own.csv")["envs"]
     assert [(each["mean"], each["std"]) for each in own["X"]["published"]] == [(7.0, None)]

@@ -25,9 +25,7 @@ def test_every_command_completes_its_options(command: str) -> None:
 def test_options_are_those_that_the_parser_takes() -> None:
     parser = parser_of("train")
     assert parser is not None
-    assert set(options_of(parser)) == {
-        each for each in parser._option_string_actions if each.startswith("--")
-    }
+    assert set(options_of(parser)) == {each for each in parser._option_string_actions if each.startswith("--")}
 
 
 def test_words_depend_on_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +61,7 @@ def test_the_shell_takes_the_script(shell: str, tmp_path: Path) -> None:
         "bash": 'eval "$(rlplat completion bash)"; COMP_WORDS=(rlplat tra); COMP_CWORD=1; _rlplat; '
         "echo -n ${COMPREPLY[@]} ''; COMP_WORDS=(rlplat train --fra); COMP_CWORD=2; _rlplat; echo ${COMPREPLY[@]}",
         "zsh": 'eval "$(rlplat completion zsh)"; [ -n "$_comps[rlplat]" ] && echo track train --framework',
-        "fish": "rlplat completion fish | source; "
-        "echo (complete -C 'rlplat tra') (complete -C 'rlplat train --fra')",
+        "fish": "rlplat completion fish | source; echo (complete -C 'rlplat tra') (complete -C 'rlplat train --fra')",
     }[shell]
     done = subprocess.run(
         [shell, "-c", test], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60

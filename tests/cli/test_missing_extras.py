@@ -59,9 +59,7 @@ def test_elsewhere_and_where_that_fails_it_is_named(
 ) -> None:
     assert exit_codes.run_and_report(lacking, [], is_program=True) == 2
     monkeypatch.setenv(exit_codes.INSTALL, script(tmp_path, 1))
-    assert (
-        exit_codes.run_and_report(lacking, [], is_program=False) == 2
-    )  # a function of a program of the user's
+    assert exit_codes.run_and_report(lacking, [], is_program=False) == 2  # a function of a program of the user's
     assert not (tmp_path / "asked").exists()
     assert exit_codes.run_and_report(lacking, [], is_program=True) == 2
     assert (tmp_path / "asked").exists() and not begun_again

@@ -70,9 +70,7 @@ def test_a_hint_is_spelled_as_the_command_was(monkeypatch: Any, called: str, exp
     monkeypatch.delenv(CALLED_AS, raising=False)
     monkeypatch.setattr(sys, "argv", [called])
     assert (
-        spelled(
-            "rlplat: resume it: rlplat train --resume a (`rlplat runs`); rlplat has it in /x/rlplat train"
-        )
+        spelled("rlplat: resume it: rlplat train --resume a (`rlplat runs`); rlplat has it in /x/rlplat train")
         == f"rlplat: resume it: {expected} train --resume a (`{expected} runs`); rlplat has it in /x/rlplat train"
     )
 

@@ -107,9 +107,7 @@ def test_every_second_evaluation_is_filmed(here: Path) -> None:
     assert frames(here / "demo/videos/eval_40.mp4") == 6
 
 
-def test_an_environment_that_cannot_render_is_trained_on_and_that_is_said_once(
-    here: Path, capsys: Any
-) -> None:
+def test_an_environment_that_cannot_render_is_trained_on_and_that_is_said_once(here: Path, capsys: Any) -> None:
     flags = ("--evaluation.video-period", "1")
     assert train(*flags, env="tests.rl.fixture_envs:SeededEnv") == 0
     error = capsys.readouterr().err
@@ -131,9 +129,7 @@ def test_an_environment_that_cannot_render_is_trained_on_and_that_is_said_once(
         (["demo", "--show"], "there is no display for a window"),
     ],
 )
-def test_bad_usage(
-    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
-) -> None:
+def test_bad_usage(here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     assert train() == 0
@@ -142,9 +138,7 @@ def test_bad_usage(
     assert said in capsys.readouterr().err and sorted(os.listdir(here)) == before
 
 
-def test_without_an_evaluation_there_is_no_best_and_an_old_algorithm_cannot_be_filmed(
-    here: Path, capsys: Any
-) -> None:
+def test_without_an_evaluation_there_is_no_best_and_an_old_algorithm_cannot_be_filmed(here: Path, capsys: Any) -> None:
     assert train(algo=COUNTING) == 0
     assert main(["evaluate", "demo", "--checkpoint", "best"]) == 2
     assert "demo has no best checkpoint yet" in capsys.readouterr().err

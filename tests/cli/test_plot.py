@@ -62,10 +62,7 @@ def test_runs_that_differ_by_their_seed_are_one_curve(runs: Path, given: list[st
 
 def test_names_make_curves_and_every_picture_is_one(runs: Path) -> None:
     for name, head in (("c.pdf", b"%PDF"), ("c.png", b"\x89PNG"), ("c.svg", b"<?xml")):
-        assert (
-            main(["plot", "old=runs/a-*", "new=runs/b-*", "--x", "wall_s", "--title", "T", "--out", name])
-            == 0
-        )
+        assert main(["plot", "old=runs/a-*", "new=runs/b-*", "--x", "wall_s", "--title", "T", "--out", name]) == 0
         assert (runs / name).read_bytes().startswith(head)
     drawn = (runs / "c.svg").read_text()
     for text in (
@@ -78,9 +75,7 @@ def test_names_make_curves_and_every_picture_is_one(runs: Path) -> None:
 
 
 def test_an_evaluation_is_where_its_weights_were(runs: Path) -> None:
-    assert (
-        main(["plot", "runs/a-*", "--metric", "eval/return_mean", "--middle", "mean", "--out", "e.csv"]) == 0
-    )
+    assert main(["plot", "runs/a-*", "--metric", "eval/return_mean", "--middle", "mean", "--out", "e.csv"]) == 0
     [row] = numbers("e.csv")["ppo X"]
     assert (float(row["env_steps"]), float(row["middle"])) == (250, 10.5)
     rows = [json.loads(line) for line in (runs / "runs/a-1/metrics.jsonl").read_text().splitlines()]

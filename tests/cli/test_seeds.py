@@ -61,13 +61,9 @@ def test_each_seed_is_a_run_and_the_failed_one_is_named(
 
 
 @pytest.mark.process
-def test_two_seeds_and_what_they_say_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_two_seeds_and_what_they_say_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    command = (
-        "train --algo tests.cli.counting_algorithm:CountingAlgorithm --env X --stop.env-steps 20 --seeds 1,2"
-    )
+    command = "train --algo tests.cli.counting_algorithm:CountingAlgorithm --env X --stop.env-steps 20 --seeds 1,2"
     assert main([*command.split(), "--out", "two"]) == 0
     out = capsys.readouterr().out
     assert "evaluation of 2 seeds: mean " in out and (tmp_path / "two/seed-2/metrics.jsonl").exists()

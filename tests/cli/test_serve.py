@@ -122,17 +122,13 @@ def test_wrong_usage_is_one_line(runs: Path, capsys: Any, tmp_path: Path) -> Non
         ("app.py:app --follow", ("--follow is for a run", "omit it")),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(
-    arguments: str, words: tuple[str, ...], capsys: Any
-) -> None:
+def test_options_that_would_do_nothing_are_refused(arguments: str, words: tuple[str, ...], capsys: Any) -> None:
     line = refused(arguments.split(), capsys)
     assert all(each in line for each in words), line
 
 
 def test_an_application_of_ones_own_takes_an_address(capsys: Any) -> None:
-    assert "there is no file none.py" in refused(
-        ["none.py:app", "--port", "0", "--host", "127.0.0.1"], capsys
-    )
+    assert "there is no file none.py" in refused(["none.py:app", "--port", "0", "--host", "127.0.0.1"], capsys)
 
 
 @pytest.mark.process

@@ -72,9 +72,7 @@ def test_a_run_leaves_all_that_belongs_to_a_run(here: Path, capsys: Any) -> None
 
 
 def test_the_config_of_a_run_reproduces_it(here: Path) -> None:
-    assert (
-        train("--stop.env-steps", "50", "--set", "discount=0.5", "policy.hidden_sizes=[8]", "--out", "a") == 0
-    )
+    assert train("--stop.env-steps", "50", "--set", "discount=0.5", "policy.hidden_sizes=[8]", "--out", "a") == 0
     assert main(["train", "a/config.yaml", "--out", "b"]) == 0
     assert Path("a/config.yaml").read_text() == Path("b/config.yaml").read_text()
     assert "discount: 0.5\n" in Path("b/config.yaml").read_text()
@@ -129,9 +127,7 @@ def policy_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("place", ["./my_policy.py", "my_specimen_pkg.mod"])
-def test_a_network_of_ones_own_is_trained_evaluated_and_resumed(
-    policy_files: None, capsys: Any, place: str
-) -> None:
+def test_a_network_of_ones_own_is_trained_evaluated_and_resumed(policy_files: None, capsys: Any, place: str) -> None:
     assert main(["train", *CARTPOLE, "--policy", f"{place}:Mine", "--out", "demo"]) == 0
     assert main(["evaluate", "demo", "--episodes", "1"]) == 0
     assert main(["train", "--resume", "demo", "--stop.env-steps", "128"]) == 0
@@ -211,18 +207,14 @@ def test_an_out_below_a_file_is_told_before_the_first_step(here: Path, capsys: A
         ),
     ],
 )
-def test_bad_usage_is_one_message_and_exit_code_2(
-    here: Path, capsys: Any, arguments: list[str], said: str
-) -> None:
+def test_bad_usage_is_one_message_and_exit_code_2(here: Path, capsys: Any, arguments: list[str], said: str) -> None:
     assert main(["train", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error and "Traceback" not in error
     assert list(here.iterdir()) == []
 
 
-def test_a_failing_environment_is_named_with_exit_code_1_and_what_was_learnt_is_saved(
-    here: Path, capsys: Any
-) -> None:
+def test_a_failing_environment_is_named_with_exit_code_1_and_what_was_learnt_is_saved(here: Path, capsys: Any) -> None:
     flags = ("--fail-at", "8", "--checkpoint-period", "50", "--out", "demo")
     assert train(*flags) == 1
     error = capsys.readouterr().err
@@ -231,9 +223,7 @@ def test_a_failing_environment_is_named_with_exit_code_1_and_what_was_learnt_is_
     assert "Traceback" not in error and "Traceback" in (here / "demo/log.txt").read_text()
     assert saved_steps(here / "demo") == ["step_50", "step_70"]
     checkpoint, _ = latest_valid(here / "demo")
-    assert checkpoint is not None and any(
-        "the step that failed" in text for text in checkpoint.info.not_saved
-    )
+    assert checkpoint is not None and any("the step that failed" in text for text in checkpoint.info.not_saved)
 
 
 def test_commands_in_messages_can_be_pasted_where_the_directory_has_a_blank(here: Path, capsys: Any) -> None:
@@ -365,18 +355,13 @@ def test_a_resumed_run_ends_bit_identical_to_one_that_never_stopped(here: Path) 
     one, other = states[0].state["algorithm"], states[1].state["algorithm"]
     assert one["sums"].tobytes() == other["sums"].tobytes() and one["rng"] == other["rng"]
     figures = [
-        [
-            (record["iteration"], record["learner/sum"])
-            for record in read_records(here / name / "metrics.jsonl")
-        ]
+        [(record["iteration"], record["learner/sum"]) for record in read_records(here / name / "metrics.jsonl")]
         for name in ("whole", "parts")
     ]
     assert figures[0] == figures[1]
 
 
-def test_a_run_that_has_reached_its_stop_has_nothing_to_do_until_the_stop_moves(
-    here: Path, capsys: Any
-) -> None:
+def test_a_run_that_has_reached_its_stop_has_nothing_to_do_until_the_stop_moves(here: Path, capsys: Any) -> None:
     assert train("--stop.env-steps", "50", "--out", "demo") == 0
     assert main(["train", "--resume", "demo", "--stop.env-steps", "80"]) == 0
     assert "80 env steps" in capsys.readouterr().out
@@ -387,17 +372,12 @@ def test_a_run_that_has_reached_its_stop_has_nothing_to_do_until_the_stop_moves(
     assert "env_steps: 80" in (here / "demo/config.yaml").read_text()
     files = {path: path.read_bytes() for path in (here / "demo").rglob("*") if path.is_file()}
     assert main(["train", "--resume", "demo"]) == 0
-    assert (
-        "has already reached its stop, env_steps 80; to train on: --stop.env-steps N"
-        in capsys.readouterr().out
-    )
+    assert "has already reached its stop, env_steps 80; to train on: --stop.env-steps N" in capsys.readouterr().out
     assert files == {path: path.read_bytes() for path in (here / "demo").rglob("*") if path.is_file()}
     assert saved_steps(here / "demo")[-1] == "step_80"
 
 
-def test_a_learning_rate_that_has_come_down_does_not_go_up_when_the_stop_moves(
-    here: Path, capsys: Any
-) -> None:
+def test_a_learning_rate_that_has_come_down_does_not_go_up_when_the_stop_moves(here: Path, capsys: Any) -> None:
     falling = "learning_rate={schedule: linear, start: 1, end: 0}"
     assert train("--stop.env-steps", "50", "--set", falling, "--out", "demo") == 0
     assert main(["train", "--resume", "demo", "--stop.env-steps", "80"]) == 0
@@ -461,9 +441,7 @@ def test_ctrl_c_in_another_process(training: Any) -> None:
 
 
 def test_evaluate_and_runs(here: Path, capsys: Any) -> None:
-    assert (
-        train("--stop.env-steps", "50", "--checkpoint-period", "20", "--out", "runs/demo", "--seed", "4") == 0
-    )
+    assert train("--stop.env-steps", "50", "--checkpoint-period", "20", "--out", "runs/demo", "--seed", "4") == 0
     capsys.readouterr()
     assert main(["evaluate", "runs/demo", "--episodes", "3", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -501,13 +479,8 @@ def test_the_tuned_config_is_found_whatever_the_spelling(
         assert "using the tuned config configs/counting/Pong.yaml" in out.err
         assert "50 env steps" in out.out and "env: Pong\n" in Path(f"r{number}/config.yaml").read_text()
     assert main(["train", "configs/counting/Pong.yaml", "--batch", "50", "--out", "by-file"]) == 0
-    assert (
-        main(["train", "--algo", "counting", "--env", "Breakout", "--stop.env-steps", "9", "--out", "other"])
-        == 0
-    )
-    assert (
-        "no tuned config for Breakout, and the Atari family has none for counting" in capsys.readouterr().err
-    )
+    assert main(["train", "--algo", "counting", "--env", "Breakout", "--stop.env-steps", "9", "--out", "other"]) == 0
+    assert "no tuned config for Breakout, and the Atari family has none for counting" in capsys.readouterr().err
     assert main(["train", "configs/counting/Pong.yaml", "--set", "batsh=3"]) == 2
     assert "unknown key 'batsh' (from --set batsh); did you mean 'batch'?" in capsys.readouterr().err
 

@@ -94,9 +94,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "my_trial.py").write_text(TRIAL)
     (place / "seed.yaml").write_text(SEED_EXAMPLE)
     command = [sys.executable, "-m", "rlplat.cli", "tune", "seed.yaml", "--out", "kept", "--set", "alpha=0.2"]
-    subprocess.run(
-        command, cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True
-    )
+    subprocess.run(command, cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     return place / "kept"
 
 
@@ -119,9 +117,7 @@ def test_the_seed_example_ends_with_the_best_config_and_where_everything_is(here
     assert load_yaml("runs/seed/experiment.yaml").values["config"]["alpha"] == {"grid": [0.2, 0.4, 0.6]}
     reports = [line for line in results("runs/seed") if "metrics" in line]
     assert max(line["metrics"]["accuracy"] for line in reports if line["trial"] == 4) == 0.5
-    assert (
-        len([line for line in reports if line["trial"] == 4]) == 5
-    )  # 0.5 is reached, and the trial ended there
+    assert len([line for line in reports if line["trial"] == 4]) == 5  # 0.5 is reached, and the trial ended there
 
 
 def test_flags_change_the_experiment_and_json_is_one_object(capsys: Any) -> None:
@@ -188,9 +184,7 @@ def test_one_of_several_experiments_that_ends_with_an_error_leaves_the_others_th
 
 
 def test_two_objectives_have_a_front(here: Path, capsys: Any) -> None:
-    (here / "my_trial.py").write_text(
-        "def train(config, report):\n    report(a=config['x'], b=-config['x'])\n"
-    )
+    (here / "my_trial.py").write_text("def train(config, report):\n    report(a=config['x'], b=-config['x'])\n")
     (here / "two.yaml").write_text(
         "trainable: ./my_trial.py:train\nconfig: {x: {grid: [1, 2]}}\nmetric: [a, b]\nmode: [max, max]\n"
     )
@@ -229,21 +223,14 @@ def test_nan_fails_its_trial_and_from_the_first_trials_on_the_experiment(here: P
     said = capsys.readouterr()
     assert "seed: 6 trials (4 complete, 2 failed)" in said.out
     assert "trial 5 failed: it reported accuracy = nan in its report 1" in said.err
-    assert (
-        tune("seed.yaml", "--set", "trainable=./my_trial.py:nan", "--out", "nan", "--max-concurrent", "1")
-        == 2
-    )
+    assert tune("seed.yaml", "--set", "trainable=./my_trial.py:nan", "--out", "nan", "--max-concurrent", "1") == 2
     error = capsys.readouterr().err
-    assert (
-        "rlplat: no trial has a value to report; trial 2: it reported accuracy = nan in its report 1" in error
-    )
+    assert "rlplat: no trial has a value to report; trial 2: it reported accuracy = nan in its report 1" in error
     assert len(results("nan")) >= 3  # what was reported is kept
 
 
 def test_without_optuna_the_extra_is_named(here: Path) -> None:
-    program = (
-        "import sys; sys.modules['optuna'] = None; from rlplat.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
+    program = "import sys; sys.modules['optuna'] = None; from rlplat.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", program, "tune", "seed.yaml"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -273,9 +260,7 @@ def test_one_signal_ends_it_in_order_and_says_how_to_go_on(here: Path, number: i
     assert "Traceback" not in error
     assert tune("seed.yaml", *settings, "--resume", "--json") == 0
     reports = [(line["trial"], line["step"]) for line in results("my exp") if "metrics" in line]
-    assert sorted(reports) == [
-        (trial, step) for trial in range(6) for step in (1, 2, 3)
-    ]  # nothing twice, nothing lost
+    assert sorted(reports) == [(trial, step) for trial in range(6) for step in (1, 2, 3)]  # nothing twice, nothing lost
 
 
 def test_an_algorithm_is_tuned_without_a_file_and_its_best_config_trains(here: Path, capsys: Any) -> None:

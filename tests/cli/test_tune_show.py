@@ -23,9 +23,7 @@ def test_it_prints_the_best_and_writes_pictures(tmp_path: Path, capsys: pytest.C
     assert main(["tune", "show", str(tmp_path / "demo")]) == 0
     shown = capsys.readouterr().out
     assert "demo: 60 trials (" in shown and "still going" not in shown
-    assert (
-        f"best config (trial {best.number}), also in {tmp_path}/demo/best.yaml:\n  learning_rate: " in shown
-    )
+    assert f"best config (trial {best.number}), also in {tmp_path}/demo/best.yaml:\n  learning_rate: " in shown
     assert "the last one (trial 54): ValueError: too hot" in shown
     assert "importance of the parameters: learning_rate" in shown
     rows = [line.split() for line in shown.partition("the best trials:\n")[2].splitlines()[1:11]]
@@ -51,10 +49,7 @@ def test_without_matplotlib_the_table_is_there_and_one_line_about_pictures(
 
 def test_the_page_needs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_experiment(tmp_path / "<b>demo", 30)
-    assert (
-        main(["tune", "show", str(tmp_path / "<b>demo"), "--html", "--out", str(tmp_path / "out"), "--json"])
-        == 0
-    )
+    assert main(["tune", "show", str(tmp_path / "<b>demo"), "--html", "--out", str(tmp_path / "out"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     page = Path(answer["pictures"]["report"]).read_text()
     assert answer["pictures"]["report"] == str(tmp_path / "out" / "report.html")
@@ -66,13 +61,9 @@ def test_the_page_needs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_json_of_several_objectives_and_of_a_running_experiment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trials = write_experiment(
-        tmp_path / "demo", 12, metric=("return", "cost"), mode=("max", "min"), num_running=2
-    )
+    trials = write_experiment(tmp_path / "demo", 12, metric=("return", "cost"), mode=("max", "min"), num_running=2)
     study = Study.open(str(tmp_path / "demo" / "study.journal"), "demo", ["max", "min"], resume=True)
-    assert main(["tune", "show", str(tmp_path / "demo"), "--json", "--no-pictures"]) == 0, (
-        "beside who writes it"
-    )
+    assert main(["tune", "show", str(tmp_path / "demo"), "--json", "--no-pictures"]) == 0, "beside who writes it"
     study.close()
     answer = json.loads(capsys.readouterr().out)
     assert answer["trials"]["running"] == 2 and answer["pictures"] == {} and answer["importance"] == []
@@ -103,15 +94,10 @@ def test_an_experiment_without_results_says_why(tmp_path: Path, capsys: pytest.C
     write_experiment(tmp_path / "demo", 0)
     assert main(["tune", "show", str(tmp_path / "demo")]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "demo: 0 trials (none yet)" in shown
-        and "no trial of the experiment demo has a value of 'return'" in shown
-    )
+    assert "demo: 0 trials (none yet)" in shown and "no trial of the experiment demo has a value of 'return'" in shown
 
 
-def test_runs_lists_experiments_and_not_their_trials(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_lists_experiments_and_not_their_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trials = write_experiment(tmp_path / "demo", 9)
     best = max(t.values[0] for t in trials if t.state != "failed")
     for place in (tmp_path / "alone", tmp_path / "demo" / "trials" / "00003"):
@@ -149,18 +135,14 @@ def test_runs_lists_experiments_and_not_their_trials(
     assert rows["run"]["run"] == str(tmp_path / "alone")
 
     assert main(["runs", str(tmp_path / "demo"), "--json"]) == 0, "the trials of one experiment"
-    assert [row["run"] for row in json.loads(capsys.readouterr().out)] == [
-        str(tmp_path / "demo" / "trials" / "00003")
-    ]
+    assert [row["run"] for row in json.loads(capsys.readouterr().out)] == [str(tmp_path / "demo" / "trials" / "00003")]
 
 
 def test_runs_finds_a_metric_with_the_name_of_a_column_and_says_what_is_unfinished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "experiment.yaml").write_text(
-        "trainable: x:y\nmetric: error\nmode: min\nnum_samples: 3\n"
-    )
+    (tmp_path / "demo" / "experiment.yaml").write_text("trainable: x:y\nmetric: error\nmode: min\nnum_samples: 3\n")
     rows = "trial,state,error,metrics/error\n0,complete,,0.5\n1,complete,,0.25\n"
     (tmp_path / "demo" / "results.csv").write_text(rows)
     assert main(["runs", str(tmp_path)]) == 0

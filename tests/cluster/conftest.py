@@ -36,9 +36,7 @@ class Sshd:
         return [f"127.0.0.{number}:{self.port}" for number in range(1, 5)]
 
     def section(self, num_hosts: int) -> str:
-        return (
-            f"ssh: {{hosts: {self.hosts[:num_hosts]}, identity_file: {self.key}, config_file: {self.config}}}"
-        )
+        return f"ssh: {{hosts: {self.hosts[:num_hosts]}, identity_file: {self.key}, config_file: {self.config}}}"
 
 
 @pytest.fixture(scope="package")
@@ -61,9 +59,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         "PasswordAuthentication no\nUsePAM no\nPermitRootLogin prohibit-password\nStrictModes no\n"
         "MaxStartups 100\nMaxSessions 100\n"
     )
-    (folder / "passwd").write_text(
-        Path("/etc/passwd").read_text() + "sshd:x:110:65534::/run/sshd:/usr/sbin/nologin\n"
-    )
+    (folder / "passwd").write_text(Path("/etc/passwd").read_text() + "sshd:x:110:65534::/run/sshd:/usr/sbin/nologin\n")
     script = (
         f"mount --bind {folder}/passwd /etc/passwd && mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && "
         f"exec {program} -D -e -f {folder}/sshd_config"

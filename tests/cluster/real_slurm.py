@@ -69,9 +69,7 @@ class Slurm:
     def run(self, *command: str, user: str = "root", **env: str) -> subprocess.CompletedProcess[str]:
         """A command on n1."""
         others = (
-            ["setpriv", f"--reuid={USERS[user]}", f"--regid={USERS[user]}", "--clear-groups"]
-            if user in USERS
-            else []
+            ["setpriv", f"--reuid={USERS[user]}", f"--regid={USERS[user]}", "--clear-groups"] if user in USERS else []
         )
         path = f"/run/debs/usr/bin:{os.path.dirname(sys.executable)}:/usr/bin:/bin:/usr/sbin"
         libraries = f"/run/debs/{LIBRARIES}"

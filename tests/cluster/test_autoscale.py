@@ -65,9 +65,9 @@ def test_the_minimum_is_started_and_kept_and_the_head_is_never_drained() -> None
     types = TYPES | {"cpu": NodeType({"CPU": 4}, 2, 3)}
     assert decide([HEAD], [], types, 60).start == {"cpu": 2}
     idle_head = NodeSeen("head", "head", "running", {"CPU": 1}, 1e6)
-    assert decide(
-        [idle_head, cpu(1, idle_s=70), cpu(2, idle_s=80), cpu(3, idle_s=90)], [], types, 60
-    ).drain == ["cpu-3"]
+    assert decide([idle_head, cpu(1, idle_s=70), cpu(2, idle_s=80), cpu(3, idle_s=90)], [], types, 60).drain == [
+        "cpu-3"
+    ]
 
 
 def test_unknown_is_not_gone() -> None:
@@ -98,9 +98,7 @@ DEMANDS = st.lists(
 )
 KINDS = st.builds(
     lambda resources, low, more: NodeType(resources, low, low + more),
-    st.fixed_dictionaries(
-        {"CPU": st.sampled_from([1.0, 4.0])}, optional={"GPU": st.sampled_from([1.0, 2.0])}
-    ),
+    st.fixed_dictionaries({"CPU": st.sampled_from([1.0, 4.0])}, optional={"GPU": st.sampled_from([1.0, 2.0])}),
     st.integers(0, 2),
     st.integers(0, 4),
 )

@@ -28,9 +28,7 @@ def jobs(tmp_path: Path) -> Jobs:
 
 
 @pytest.mark.parametrize("name", ["job.json", "result.json"])
-@pytest.mark.parametrize(
-    "text", ["", '{"comm', "\0" * 40, "[]", "{}", '{"command": 3, "exit_code": "x"}', b"\xff\xfe"]
-)
+@pytest.mark.parametrize("text", ["", '{"comm', "\0" * 40, "[]", "{}", '{"command": 3, "exit_code": "x"}', b"\xff\xfe"])
 def test_a_damaged_job_hides_no_other(jobs: Jobs, tmp_path: Path, name: str, text: str | bytes) -> None:
     (tmp_path / "jobs" / "1" / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     damaged, other = jobs.all()

@@ -60,9 +60,7 @@ def test_up_copies_files_and_runs_setup_commands_and_says_so(
 def test_a_setup_command_that_fails_is_shown_and_nothing_starts(
     write: Write, home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(
-        f"provider: local\nengine: rlplat\nfolder: {home}\nsetup: ['echo no disk; exit 3', 'echo never']\n"
-    )
+    path = write(f"provider: local\nengine: rlplat\nfolder: {home}\nsetup: ['echo no disk; exit 3', 'echo never']\n")
     assert main(["up", str(path)]) == 1
     said = capfd.readouterr()
     assert "[local] no disk" in said.out and "[local] never" not in said.out
@@ -217,9 +215,7 @@ def test_a_node_that_ended_is_shown_and_started_again(toy: Path, home: Path) -> 
         assert ["was running" in row.text for row in launcher.up()] == [True, False, True]
 
 
-def test_a_node_that_does_not_start_is_shown_with_its_log_and_the_others_are_ended(
-    write: Write, home: Path
-) -> None:
+def test_a_node_that_does_not_start_is_shown_with_its_log_and_the_others_are_ended(write: Write, home: Path) -> None:
     path = write(f"provider: local\nlocal: {{nodes: 2}}\nfolder: {home}\n")
     said: list[str] = []
     with pytest.raises(NotStarted) as raised:

@@ -57,9 +57,7 @@ class Queue:
         return re.findall(r"job (\d+):", done.stdout)[0]
 
     def log(self, name: str) -> str:
-        return "".join(
-            path.read_text() for path in sorted((self.slurm.disk / name).glob("lab/slurm/1/slurm-*.log"))
-        )
+        return "".join(path.read_text() for path in sorted((self.slurm.disk / name).glob("lab/slurm/1/slurm-*.log")))
 
     def state(self, job: str) -> str:
         shown = self.slurm.run("scontrol", "show", "job", job).stdout
@@ -80,9 +78,7 @@ def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
 @pytest.fixture(scope="module")
 def too_long(queue: Queue) -> str:
     """A job whose time is over and that does not end by itself. SLURM looks every 30 s: it begins before the others."""
-    program = (
-        "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('on', flush=True)\ntime.sleep(1e6)"
-    )
+    program = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('on', flush=True)\ntime.sleep(1e6)"
     job = queue.submit("long", "requeue: false", "python", "-c", program)
     until(lambda: "on\n" in queue.log("long"))
     over = ("scontrol", "update", f"JobId={job}", "EndTime=now")
@@ -150,9 +146,7 @@ def test_preemption_saves_a_checkpoint_and_the_requeued_job_resumes_it(queue: Qu
 def test_a_partition_that_does_not_exist_is_refused_in_sbatchs_words(queue: Queue) -> None:
     folder = queue.slurm.disk / "nowhere"
     folder.mkdir()
-    (folder / "lab.yaml").write_text(
-        "provider: slurm\nfolder: /mnt/nowhere/lab\nslurm: {partition: nowhere}\n"
-    )
+    (folder / "lab.yaml").write_text("provider: slurm\nfolder: /mnt/nowhere/lab\nslurm: {partition: nowhere}\n")
     done = queue.slurm.rlplat("submit", "/mnt/nowhere/lab.yaml", "--", "true")
     assert done.returncode == 2
     assert "sbatch refused the job: sbatch: error: invalid partition specified: nowhere" in done.stderr

@@ -84,10 +84,7 @@ def test_a_demand_starts_nodes_and_idleness_drains_them(cluster: Cluster) -> Non
     cluster.waits(({"CPU": 1}, 1))
     cluster.become("cpu-1", "cpu-2")
     said = cluster.log.read_text()
-    assert (
-        "waits for ever: no node type has CPU 8: there are head (CPU 1; at most 1), cpu (CPU 1; at most 2)"
-        in said
-    )
+    assert "waits for ever: no node type has CPU 8: there are head (CPU 1; at most 1), cpu (CPU 1; at most 2)" in said
     assert said.count("waits for ever") == 1 and said.count("cpu-1: idle for 60 s, drained") == 1
 
 

@@ -69,9 +69,7 @@ def test_a_bad_file_is_refused_with_the_key_and_the_fix(tmp_path: Path, text: st
     assert said in complaint(tmp_path, text)
 
 
-@pytest.mark.parametrize(
-    "host", ["a;reboot", "$(id)", "a b", "-oProxyCommand=id", "a`id`", "a|b", "../a", "a\nb", ""]
-)
+@pytest.mark.parametrize("host", ["a;reboot", "$(id)", "a b", "-oProxyCommand=id", "a`id`", "a|b", "../a", "a\nb", ""])
 def test_a_host_is_no_option_and_no_shell_text(tmp_path: Path, host: str) -> None:
     text = f"provider: ssh\nssh:\n  hosts: [{host!r}]".replace("'a\\nb'", '"a\\nb"')
     assert "must be HOST, USER@HOST or HOST:PORT" in complaint(tmp_path, text)
@@ -80,9 +78,7 @@ def test_a_host_is_no_option_and_no_shell_text(tmp_path: Path, host: str) -> Non
 @pytest.mark.parametrize("key", ["name", "folder", "python"])
 @pytest.mark.parametrize("value", ["a;b", "$(id)", "-x", "a\\`b"])
 def test_names_and_paths_hold_no_shell_text(tmp_path: Path, key: str, value: str) -> None:
-    assert f"bad value for '{key}'" in complaint(
-        tmp_path, f'provider: local\n{key}: "{value}"'.replace("\\`", "`")
-    )
+    assert f"bad value for '{key}'" in complaint(tmp_path, f'provider: local\n{key}: "{value}"'.replace("\\`", "`"))
 
 
 KUBERNETES = "provider: kubernetes\nnum_cpus: 4\n{more}\nkubernetes: {{ray_version: 2.60.0, {image}{key}}}"

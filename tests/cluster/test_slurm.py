@@ -98,9 +98,7 @@ def test_a_name_that_leads_nowhere_is_named() -> None:
 
 @pytest.mark.process
 def test_a_setup_command_that_fails_ends_the_job_and_is_named(tmp_path: Path) -> None:
-    script = job_script(
-        "lab", SlurmSettings(), "/v/python", tmp_path, ["true", "test -e 'no such'", "echo never"]
-    )
+    script = job_script("lab", SlurmSettings(), "/v/python", tmp_path, ["true", "test -e 'no such'", "echo never"])
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == "rlplat: this setup command failed: test -e 'no such'\n"
@@ -168,9 +166,7 @@ def job_folder(home: Path, nodes: int, command: list[str]) -> Path:
     folder = home / "slurm" / "1"
     folder.mkdir(parents=True, mode=0o700)
     cluster = {"name": "lab", "provider": "slurm", "slurm": {"nodes": nodes}}
-    (folder / "job.json").write_text(
-        json.dumps({"command": command, "workdir": str(home), "cluster": cluster})
-    )
+    (folder / "job.json").write_text(json.dumps({"command": command, "workdir": str(home), "cluster": cluster}))
     return folder
 
 
@@ -190,9 +186,7 @@ def tasks(folder: Path, count: int, restarts: int = 0) -> list[subprocess.Popen[
 
 @pytest.mark.process
 def test_the_tasks_of_a_job_find_each_other_and_end_with_the_program(slurm: Path, home: Path) -> None:
-    program = (
-        "import os; print('key', len(open(os.environ['TOY_TOKEN_FILE']).read()), os.environ['TOY_ADDRESS'])"
-    )
+    program = "import os; print('key', len(open(os.environ['TOY_TOKEN_FILE']).read()), os.environ['TOY_ADDRESS'])"
     folder = job_folder(home, 2, ["python", "-c", program + "\nraise SystemExit(4)"])
     follower, leader = tasks(folder, 2)
     out, _ = leader.communicate(timeout=60)

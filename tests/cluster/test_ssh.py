@@ -36,9 +36,7 @@ def python(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def two(sshd: Sshd, write: Write, home: Path, python: Path) -> Path:
-    return write(
-        f"provider: ssh\n{sshd.section(2)}\nfolder: {home}\npython: {python}\nsetup: ['echo hello']\n"
-    )
+    return write(f"provider: ssh\n{sshd.section(2)}\nfolder: {home}\npython: {python}\nsetup: ['echo hello']\n")
 
 
 @pytest.fixture
@@ -84,9 +82,7 @@ def test_a_changed_host_key_is_refused(one: Path, sshd: Sshd, capfd: pytest.Capt
     finally:
         sshd.known_hosts.write_text(known)
     said = capfd.readouterr().err
-    assert (
-        "Host key verification failed" in said and "ssh-keygen -R" in said and "nothing was started" in said
-    )
+    assert "Host key verification failed" in said and "ssh-keygen -R" in said and "nothing was started" in said
 
 
 def test_an_unknown_host_key_is_refused(one: Path, sshd: Sshd, capfd: pytest.CaptureFixture[str]) -> None:
@@ -107,9 +103,7 @@ def test_a_refused_key_names_the_host_and_nothing_starts_anywhere(
     config = tmp_path / "config"
     config.write_text(f"{sshd.config.read_text()}Host 127.0.0.2\n  IdentitiesOnly yes\n  IdentityFile {other}\n"
                       f"Host 127.0.0.1\n  IdentityFile {sshd.key}\n")  # fmt: skip
-    two.write_text(
-        two.read_text().replace(str(sshd.config), str(config)).replace(f"identity_file: {sshd.key}, ", "")
-    )
+    two.write_text(two.read_text().replace(str(sshd.config), str(config)).replace(f"identity_file: {sshd.key}, ", ""))
     with Launcher(read_cluster(two), print, ToyEngine()) as launcher, pytest.raises(NotReady) as raised:
         launcher.up()
     lines = str(raised.value).splitlines()
@@ -183,9 +177,7 @@ def test_a_job_goes_on_when_the_connection_is_cut(
     assert "begun\nended\njob 1: done" in capfd.readouterr().out
 
 
-def test_files_travel_both_ways(
-    one: Path, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_files_travel_both_ways(one: Path, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "a").write_bytes(os.urandom(300_000))
@@ -229,9 +221,7 @@ def test_a_port_there_is_reached_from_here(one: Path, home: Path, scratch: dict[
         socket.create_connection(("127.0.0.1", local_port))
 
 
-def test_the_key_of_the_cluster_travels_by_standard_input(
-    two: Path, home: Path, sshd: Sshd, tmp_path: Path
-) -> None:
+def test_the_key_of_the_cluster_travels_by_standard_input(two: Path, home: Path, sshd: Sshd, tmp_path: Path) -> None:
     """Every command line and environment that the launcher gives to a program, written down by a stand-in for ssh
     that then is ssh."""
     trace = tmp_path / "trace"

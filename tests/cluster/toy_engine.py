@@ -31,9 +31,7 @@ class ToyEngine(Engine):
     def head(self, address: str) -> NodeStart | None:
         return self._start("head", "{temp}/address", address, address_file="{temp}/address")
 
-    def worker(
-        self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None
-    ) -> NodeStart:
+    def worker(self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None) -> NodeStart:
         return self._start("worker", head, address)
 
     def autoscaler(self, folder: str, cluster: ClusterSettings) -> NodeStart:

@@ -132,9 +132,7 @@ def test_terminate_waits_for_the_calls_before_it(cluster: None, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_calls_made_before_the_last_handle_goes_are_executed(
-    cluster: None, tmp_path: Path, kind: str
-) -> None:
+def test_calls_made_before_the_last_handle_goes_are_executed(cluster: None, tmp_path: Path, kind: str) -> None:
     log, gate = tmp_path / "log", tmp_path / "gate"
     actor = make(log, kind).remote()
     pid = rlplat.get(actor.pid.remote(), timeout=60)

@@ -114,9 +114,7 @@ def test_large_arguments_of_the_constructor_are_kept_for_restarts(cluster: None)
             return os.getpid(), self.total
 
     array = np.ones(100_000)
-    actor = rlplat.remote(max_restarts=-1, max_task_retries=-1)(Holder).remote(
-        {"x": array}, rlplat.put(2 * array)
-    )
+    actor = rlplat.remote(max_restarts=-1, max_task_retries=-1)(Holder).remote({"x": array}, rlplat.put(2 * array))
     del array
     for _ in range(3):
         pid, total = get(actor.read.remote())
@@ -204,9 +202,7 @@ def test_a_call_that_kills_its_actor_each_time_runs_out_of_retries(cluster: None
     assert get(actor.f.remote()) == 1
 
 
-def test_a_constructor_that_raises_on_a_restart_is_the_end_with_its_traceback(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_a_constructor_that_raises_on_a_restart_is_the_end_with_its_traceback(cluster: None, tmp_path: Path) -> None:
     class Brittle:
         def __init__(self, marker: str, log: str) -> None:
             with open(log, "a") as file:
@@ -219,22 +215,16 @@ def test_a_constructor_that_raises_on_a_restart_is_the_end_with_its_traceback(
             return os.getpid()
 
     log = tmp_path / "log"
-    actor = rlplat.remote(max_restarts=-1, max_task_retries=-1)(Brittle).remote(
-        str(tmp_path / "marker"), str(log)
-    )
+    actor = rlplat.remote(max_restarts=-1, max_task_retries=-1)(Brittle).remote(str(tmp_path / "marker"), str(log))
     die(get(actor.pid.remote()))
     for _ in range(2):
-        with pytest.raises(
-            ActorDied, match=r"(?s)Brittle could not be created.*__init__.*disk is full"
-        ) as died:
+        with pytest.raises(ActorDied, match=r"(?s)Brittle could not be created.*__init__.*disk is full") as died:
             get(actor.pid.remote())
     assert isinstance(died.value.__cause__, RuntimeError)
     assert log.read_text() == "xx"  # once more, and no endless restart
 
 
-def test_an_actor_that_always_dies_in_its_constructor_ends_with_an_error(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_an_actor_that_always_dies_in_its_constructor_ends_with_an_error(cluster: None, tmp_path: Path) -> None:
     class Hopeless:
         def __init__(self, log: str) -> None:
             with open(log, "a") as file:

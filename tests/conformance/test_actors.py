@@ -219,9 +219,7 @@ def test_kill_ends_an_actor_and_fails_its_calls(backend: str) -> None:
     actor, other = counter().remote(), counter().remote()
     rlplat.get(actor.add.remote())
     rlplat.kill(actor)
-    if (
-        backend == "ray"
-    ):  # whose kill returns first and ends later: a call right behind it may still be answered
+    if backend == "ray":  # whose kill returns first and ends later: a call right behind it may still be answered
         assert soon(lambda: is_dead(actor))
     for _ in range(2):
         with pytest.raises(ActorDied, match=r"Counter .*killed by rlplat\.kill"):

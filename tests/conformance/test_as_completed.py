@@ -106,9 +106,7 @@ def test_a_timeout_counts_from_the_call_on_and_more_may_come_after_it(backend: s
     rlplat.get(refs[1])
     completed = rlplat.as_completed(refs, timeout=0.05)
     assert next(completed) == refs[1]
-    with pytest.raises(
-        GetTimeout, match=r"as_completed\(\) timed out after 0.05 s: 1 of 2 values are missing"
-    ):
+    with pytest.raises(GetTimeout, match=r"as_completed\(\) timed out after 0.05 s: 1 of 2 values are missing"):
         next(completed)
     rlplat.get(gate.open.remote(0))
     rlplat.get(refs[0])

@@ -68,9 +68,7 @@ def test_max_concurrency_bounds_the_coroutines(backend: str) -> None:
 
 def test_sync_and_async_methods_share_the_thread_of_the_loop(backend: str) -> None:
     actor = meeting().remote()
-    one, two, three = rlplat.get(
-        [actor.who.remote(), actor.sync_who.remote(), actor.who.remote()], timeout=60
-    )
+    one, two, three = rlplat.get([actor.who.remote(), actor.sync_who.remote(), actor.who.remote()], timeout=60)
     assert one == two == three
 
 
@@ -265,9 +263,7 @@ def test_the_driver_awaits_refs_in_any_loop(cluster: None) -> None:
         assert await ready == "there already"
         with pytest.raises(KeyError, match="remote"):
             await fail.remote()
-        done, pending = await asyncio.wait(
-            [asyncio.wrap_future(double.remote(i).future()) for i in range(20)]
-        )
+        done, pending = await asyncio.wait([asyncio.wrap_future(double.remote(i).future()) for i in range(20)])
         assert sorted(future.result() for future in done) == [2 * i for i in range(20)]
         assert not pending
         assert await asyncio.wait_for(double.remote(1), 30) == 2

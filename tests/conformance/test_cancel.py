@@ -73,9 +73,7 @@ def test_a_running_task_gets_a_keyboard_interrupt(cluster: None, no_kill: None, 
 
 
 @pytest.mark.parametrize("place", ["computing", "in get", "in wait", "in put", "in a lock", "in a generator"])
-def test_the_interrupt_finds_a_task_wherever_it_is(
-    cluster: None, no_kill: None, tmp_path: Path, place: str
-) -> None:
+def test_the_interrupt_finds_a_task_wherever_it_is(cluster: None, no_kill: None, tmp_path: Path, place: str) -> None:
     log = tmp_path / "log"
 
     @rlplat.remote(num_cpus=0)

@@ -317,9 +317,7 @@ def test_a_decorated_class_shows_the_class(backend: str) -> None:
     assert (decorated.__name__, decorated.__doc__) == ("Documented", "What it is for.")
     assert decorated.__module__ == __name__
     assert {"SIZE", "twice", "remote", "options"} <= set(dir(decorated))
-    with pytest.raises(
-        AttributeError, match="actor class Documented has no attribute 'SIZ'; did you mean 'SIZE'"
-    ):
+    with pytest.raises(AttributeError, match="actor class Documented has no attribute 'SIZ'; did you mean 'SIZE'"):
         decorated.SIZ
 
 

@@ -359,9 +359,7 @@ KINDS: list[Any] = [(Raising, 1), (Raising, 2), (AsyncRaising, None)]
 
 
 @pytest.mark.parametrize(("kind", "max_concurrency"), KINDS, ids=["plain", "threads", "async"])
-def test_an_exception_that_cannot_be_formatted_arrives(
-    backend: str, kind: type, max_concurrency: int | None
-) -> None:
+def test_an_exception_that_cannot_be_formatted_arrives(backend: str, kind: type, max_concurrency: int | None) -> None:
     actor = rlplat.remote(kind).options(max_concurrency=max_concurrency).remote()
     with pytest.raises(TaskError, match=r"SyntaxError\('x', \('f\.py', 1, 1, 123\)\)") as caught:
         rlplat.get(actor.fail.remote("syntax"), timeout=30)

@@ -296,9 +296,7 @@ def test_a_closure_that_cannot_be_pickled_is_named(backend: str) -> None:
     def f() -> bool:
         return lock.locked()
 
-    with pytest.raises(
-        SerializationError, match=r"f cannot be sent.*closure variable 'lock'.*Create it inside"
-    ):
+    with pytest.raises(SerializationError, match=r"f cannot be sent.*closure variable 'lock'.*Create it inside"):
         f.remote()
 
 
@@ -307,9 +305,7 @@ def test_a_result_that_cannot_be_pickled_is_named(backend: str) -> None:
     def f() -> Any:
         return {"handle": threading.Lock()}
 
-    culprit = (
-        r"_thread\.lock" if backend == "ray" else r"\['handle'\]"
-    )  # Ray's pickler does not say where it is
+    culprit = r"_thread\.lock" if backend == "ray" else r"\['handle'\]"  # Ray's pickler does not say where it is
     for _ in range(2):  # the worker is none the worse
         with pytest.raises((SerializationError, TaskError), match=rf"the result of .*f.*{culprit}"):
             rlplat.get(f.remote())

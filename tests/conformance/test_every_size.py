@@ -53,9 +53,7 @@ class Keeper:
 
 
 def test_arrays_that_end_about_the_end_of_a_page_go_everywhere_and_come_back(cluster: None) -> None:
-    for _ in range(
-        2
-    ):  # all is held to the end of a round: the first makes segments, the second uses them again
+    for _ in range(2):  # all is held to the end of a round: the first makes segments, the second uses them again
         keeper = Keeper.remote(ramp(LENGTHS[0]))
         stream = ramps.remote(list(LENGTHS))
         held = []
@@ -74,9 +72,7 @@ def test_arrays_that_end_about_the_end_of_a_page_go_everywhere_and_come_back(clu
 
 @pytest.mark.parametrize("backend", ["inproc", "zmq"])
 def test_random_values_go_everywhere_and_come_back_while_others_are_held(backend: str) -> None:
-    memory = (
-        {"object_store_memory": 6 << 20} if backend == "zmq" else {}
-    )  # less than is held: some go to disk
+    memory = {"object_store_memory": 6 << 20} if backend == "zmq" else {}  # less than is held: some go to disk
     rlplat.init(num_cpus=2, num_gpus=0, backend=backend, **memory)
     try:
         chooser, held = random.Random(7), []
@@ -131,10 +127,6 @@ def test_arguments_that_fit_no_message_are_refused(cluster: None, monkeypatch: p
                 match=r"the arguments of .* cannot be sent: .* in one message",
             ):
                 rlplat.get(call(*refs), timeout=60)
-        assert (
-            rlplat.get([count.remote(*refs[:9]), actor.count.remote(*refs[:9])], timeout=60) == [90_000] * 2
-        )
-    with pytest.raises(
-        SerializationError, match=r"detached actor .*Counter cannot be sent: .* in one message"
-    ):
+        assert rlplat.get([count.remote(*refs[:9]), actor.count.remote(*refs[:9])], timeout=60) == [90_000] * 2
+    with pytest.raises(SerializationError, match=r"detached actor .*Counter cannot be sent: .* in one message"):
         kind.options(name="detached", lifetime="detached").remote(b"x" * 110_000)

@@ -63,9 +63,7 @@ class Async:
 @pytest.mark.parametrize("kind", ["plain", "threads", "async"])
 def test_calls_behind_it_did_not_run(cluster: None, kind: str) -> None:
     """They are told so, and not that they may have run."""
-    options = {"plain": {}, "threads": {"concurrency_groups": {"one": 1}}, "async": {"max_concurrency": 1}}[
-        kind
-    ]
+    options = {"plain": {}, "threads": {"concurrency_groups": {"one": 1}}, "async": {"max_concurrency": 1}}[kind]
 
     @rlplat.remote
     class Gate:
@@ -91,9 +89,7 @@ def test_calls_behind_it_did_not_run(cluster: None, kind: str) -> None:
     with pytest.raises(ActorDied, match=r"it called rlplat\.exit_actor\(\)"):
         rlplat.get(end)
     for ref in queued:
-        with pytest.raises(
-            ActorDied, match=r"work did not run: actor \w+ is gone: it called rlplat\.exit_actor\(\)"
-        ):
+        with pytest.raises(ActorDied, match=r"work did not run: actor \w+ is gone: it called rlplat\.exit_actor\(\)"):
             rlplat.get(ref)
     with pytest.raises(ActorDied, match=r"exit_actor"):
         rlplat.get(actor.work.remote())

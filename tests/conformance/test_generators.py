@@ -340,9 +340,7 @@ def test_dropping_a_generator_closes_it(cluster: None, tmp_path: Path) -> None:
                 yield i
 
     actor, async_actor = rlplat.remote(Actor).remote(), rlplat.remote(AsyncActor).remote()
-    for count, start in enumerate(
-        (rlplat.remote(endless).remote, actor.run.remote, async_actor.run.remote), 1
-    ):
+    for count, start in enumerate((rlplat.remote(endless).remote, actor.run.remote, async_actor.run.remote), 1):
         generator = start()
         first = next(generator)
         del generator

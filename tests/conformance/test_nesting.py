@@ -126,9 +126,7 @@ def test_a_task_lends_its_cpu_while_an_event_loop_of_its_own_waits(few_cpus: Non
     def parent(x: int) -> list[int]:
         return asyncio.run(read(x))
 
-    assert rlplat.get([parent.remote(i) for i in range(4)], timeout=90) == [
-        [2 * i, 0, 1, 2] for i in range(4)
-    ]
+    assert rlplat.get([parent.remote(i) for i in range(4)], timeout=90) == [[2 * i, 0, 1, 2] for i in range(4)]
 
 
 class Half:

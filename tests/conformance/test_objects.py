@@ -179,9 +179,7 @@ def test_the_text_of_a_timeout_says_what_is_missing_and_why(cluster: None) -> No
     hold, release = _gate()
     held = hold.options(num_cpus=2).remote()
     text = ""
-    while (
-        "which waits for a worker" in text or not text
-    ):  # until its lease is granted and the news of that is here
+    while "which waits for a worker" in text or not text:  # until its lease is granted and the news of that is here
         with pytest.raises(GetTimeout) as raised:
             rlplat.get(held, timeout=0.2)
         text = str(raised.value)

@@ -47,9 +47,7 @@ def test_tasks_and_actors_use_what_was_reserved(backend: str) -> None:
     in_it = where.options(placement_group=group, placement_group_bundle_index=0)
     assert rlplat.get(in_it.remote(), timeout=60)[:2] == (group.id, {"CPU": 1})
     strategy = rlplat.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-    assert rlplat.get(where.options(scheduling_strategy=strategy, num_cpus=2).remote(), timeout=60)[1] == {
-        "CPU": 2
-    }
+    assert rlplat.get(where.options(scheduling_strategy=strategy, num_cpus=2).remote(), timeout=60)[1] == {"CPU": 2}
 
     class Local:
         def where(self) -> Any:
@@ -85,9 +83,7 @@ def test_a_demand_that_no_bundle_could_hold_is_refused_at_once(backend: str) -> 
         where.options(placement_group=group, placement_group_bundle_index=2).remote()
 
 
-@pytest.mark.parametrize(
-    ("bundles", "strategy"), [([{"CPU": 3}], "PACK"), ([{"CPU": 1}, {"CPU": 1}], "STRICT_SPREAD")]
-)
+@pytest.mark.parametrize(("bundles", "strategy"), [([{"CPU": 3}], "PACK"), ([{"CPU": 1}, {"CPU": 1}], "STRICT_SPREAD")])
 def test_a_group_that_can_never_be_says_so(backend: str, bundles: Any, strategy: str) -> None:
     group = rlplat.placement_group(bundles, strategy=strategy)
     with pytest.raises(InfeasibleResources, match=strategy):
@@ -280,9 +276,7 @@ def test_a_child_that_the_group_could_never_hold_is_refused_by_name(backend: str
 
     task = rlplat.remote(submit).options(num_cpus=0, scheduling_strategy=capturing(group))
     assert rlplat.get(task.remote(1), timeout=60)[:2] == (group.id, {"CPU": 1})
-    with pytest.raises(
-        InfeasibleResources, match=r"task where needs \{'CPU': 2\} of PlacementGroup\(small.*leads out"
-    ):
+    with pytest.raises(InfeasibleResources, match=r"task where needs \{'CPU': 2\} of PlacementGroup\(small.*leads out"):
         rlplat.get(task.remote(2), timeout=60)
 
 

@@ -91,9 +91,7 @@ def test_an_option_of_the_other_kind_is_refused_where_it_is_written(backend: str
         def method(self) -> None: ...
 
     values: dict[str, Any] = {"lifetime": "detached", "namespace": "n", "concurrency_groups": {"io": 1}}
-    of_actors = (
-        "namespace get_if_exists lifetime max_concurrency concurrency_groups max_restarts max_task_retries"
-    )
+    of_actors = "namespace get_if_exists lifetime max_concurrency concurrency_groups max_restarts max_task_retries"
     for option in (*of_actors.split(), "exactly_once"):
         for make in (lambda o: rlplat.remote(**o)(function), lambda o: task.options(**o)):
             with pytest.raises(ValueError, match=f": {option} is for actors, and this is a function$"):
@@ -205,9 +203,7 @@ def test_a_ref_whose_keyword_no_message_can_carry_is_refused(backend: str) -> No
 
     actor, ref = Keywords.remote(), rlplat.put(1)
     for call in (keywords.remote, Keywords.remote, actor.take.remote):
-        with pytest.raises(
-            OptionError, match=r"the keyword of an object ref must be text .* not 'caf\\udce9'"
-        ):
+        with pytest.raises(OptionError, match=r"the keyword of an object ref must be text .* not 'caf\\udce9'"):
             call(**{"caf\udce9": ref})
     for call in (keywords.remote, actor.take.remote):
         assert rlplat.get(call(café=ref), timeout=10) == {"café": 1}

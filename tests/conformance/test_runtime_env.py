@@ -51,12 +51,8 @@ def wheel(folder: Path, name: str, value: object) -> Path:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(f"{name}/__init__.py", f"VALUE = {value!r}\n")
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        file.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr(
-            f"{info}/RECORD", f"{name}/__init__.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
-        )
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", f"{name}/__init__.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
     return path
 
 
@@ -130,9 +126,7 @@ def test_variables_of_a_task_an_actor_and_the_job(start: Callable[..., None]) ->
     assert "BOTH" not in os.environ
 
 
-def test_a_variable_may_refer_to_outer_ones(
-    start: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_may_refer_to_outer_ones(start: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTER", "/a")
     start(runtime_env={"env_vars": {"INNER": "${OUTER}:/b${NO_SUCH}"}})
     assert rlplat.get(rlplat.remote(variable).remote("INNER")) == "/a:/b"
@@ -310,9 +304,7 @@ def test_a_build_that_takes_too_long_is_ended(
         rlplat.get(rlplat.remote(runtime_env=env)(variable).remote("A"), timeout=60)
 
 
-def test_uv_installs_into_the_venv(
-    start: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uv_installs_into_the_venv(start: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for uv, which checks its arguments and leaves a module."""
     fake = tmp_path / "bin" / "uv"
     fake.parent.mkdir()
@@ -328,9 +320,7 @@ def test_uv_installs_into_the_venv(
     assert rlplat.get(read.remote("some_package"), timeout=60) == 8
 
 
-def test_a_builder_that_dies_leaves_nothing_half_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_builder_that_dies_leaves_nothing_half_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlplat.runtime.envs import build
     from rlplat.runtime.envs.spec import checked
 

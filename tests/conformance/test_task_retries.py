@@ -62,9 +62,7 @@ def test_the_number_of_retries_is_that_of_max_retries(backend: str, tmp_path: Pa
     with pytest.raises(ValueError, match="no"):
         rlplat.get(flaky(log, 100, ValueError("no"), retry_exceptions=True, max_retries=2).remote())
     assert attempts(log) == 3
-    assert (
-        rlplat.get(flaky(endless, 20, ValueError("no"), retry_exceptions=True, max_retries=-1).remote()) == 1
-    )
+    assert rlplat.get(flaky(endless, 20, ValueError("no"), retry_exceptions=True, max_retries=-1).remote()) == 1
     with pytest.raises(ValueError, match="no"):
         rlplat.get(flaky(once, 1, ValueError("no"), retry_exceptions=True, max_retries=0).remote())
     assert attempts(once) == 1

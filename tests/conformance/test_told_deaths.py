@@ -108,9 +108,7 @@ def test_a_callback_that_raises_is_shown_and_the_next_is_called(
 
 
 @pytest.mark.parametrize("ends", ["crash", "birth", "constructor", "kill", "leave", "waited for", "watched"])
-def test_a_death_that_nobody_waits_for_is_one_line(
-    cluster: None, ends: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_death_that_nobody_waits_for_is_one_line(cluster: None, ends: str, capfd: pytest.CaptureFixture[str]) -> None:
     actor = rlplat.remote(Mortal).remote(ends != "constructor", ends != "birth")
     came = told(actor)[1] if ends == "watched" else None
     if ends == "kill":
@@ -131,9 +129,7 @@ def test_a_death_that_nobody_waits_for_is_one_line(
 
     if ends in ("crash", "birth", "constructor"):
         assert soon(has_said)
-        assert ("died: " in said) is (ends != "constructor") and "Traceback" not in said.partition(
-            "rlplat: actor"
-        )[0]
+        assert ("died: " in said) is (ends != "constructor") and "Traceback" not in said.partition("rlplat: actor")[0]
     else:
         if came is not None:
             assert came.wait(60)

@@ -11,9 +11,7 @@ def make_run(path: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
     """config.yaml, metrics.jsonl and log.txt of a run of PPO on CartPole-v1."""
     path.mkdir(parents=True)
     config = {"algo": "ppo", "env": "CartPole-v1", "seed": 0, "learning_rate": 3e-4, **settings}
-    (path / "config.yaml").write_text(
-        "".join(f"{key}: {json.dumps(value)}\n" for key, value in config.items())
-    )
+    (path / "config.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in config.items()))
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (path / "log.txt").write_text("started\ndone\n")
     return path

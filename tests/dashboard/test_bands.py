@@ -13,9 +13,7 @@ from rlplat.dashboard.bands import band, interquartile_mean
     [([7.0], 7.0), ([0.0, 9.0], 4.5), ([0.0, 3.0, 9.0], 4.0), ([100.0, 1.0, 2.0, -50.0], 1.5),
      ([9.0, 1.0, 2.0, 3.0, -9.0], 2.0), ([0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 60.0], 2.5)],
 )  # fmt: skip
-def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end(
-    values: list[float], expected: float
-) -> None:
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end(values: list[float], expected: float) -> None:
     assert interquartile_mean(np.array(values)) == pytest.approx(expected)
     assert interquartile_mean(np.array([values, values]).T) == pytest.approx([expected, expected])
 

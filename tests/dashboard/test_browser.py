@@ -55,9 +55,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def dashboard_of(root: Path, **environment: str) -> Iterator[str]:
     command = [sys.executable, "-m", "rlplat.cli", "dashboard", str(root), "--port", "0"]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    ) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         assert "the dashboard of" in line, line + process.stderr.read()
@@ -115,9 +113,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[str
 @needs_browser
 def test_a_server_is_shown_with_its_rates_and_sessions(served: str, tmp_path: Path) -> None:
     text = page(f"{served}/#/serving", tmp_path)
-    assert [
-        word for word in ("demo-", "uplot", "p95", "sessions", "<b>2</b>", "42 requests") if word not in text
-    ] == []
+    assert [word for word in ("demo-", "uplot", "p95", "sessions", "<b>2</b>", "42 requests") if word not in text] == []
 
 
 @needs_browser

@@ -90,9 +90,7 @@ def test_columns_have_a_value_a_row_and_numbers_only() -> None:
 
 
 @given(st.integers(0, 60), st.integers(0, 70), st.sets(st.integers(0, 59)))
-def test_thinning_keeps_the_ends_the_order_and_all_evaluations(
-    num: int, limit: int, evaluated: set[int]
-) -> None:
+def test_thinning_keeps_the_ends_the_order_and_all_evaluations(num: int, limit: int, evaluated: set[int]) -> None:
     rows = [{"n": n, **({"eval/return_mean": 1.0} if n in evaluated else {})} for n in range(num)]
     kept = [row["n"] for row in thinned(rows, limit)]
     assert kept == sorted(set(kept)) and {n for n in evaluated if n < num} <= set(kept)

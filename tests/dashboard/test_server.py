@@ -51,9 +51,7 @@ def test_runs_are_listed_with_groups_of_seeds(client: TestClient) -> None:
     assert rows["ppo-1"]["env_steps"] == 30 * 1024 and rows[MARKUP]["env_steps"] is None
 
 
-def test_a_tree_that_takes_long_is_walked_once_for_all_pages(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_that_takes_long_is_walked_once_for_all_pages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walks, clock = [], [0.0]
 
     def find(directory: Path) -> Any:
@@ -140,25 +138,19 @@ def test_flat_and_differences() -> None:
      "/api/metrics?run=%00", "/api/experiment?run=dqn", "/video?run=dqn&file=../config.yaml", "/video?run=dqn",
      "/api/compare?run=dqn&run=../secret", f"/api/run?run={'a' * 5000}", "/video?run=%00", f"/video?run={'a/' * 3000}"],
 )  # fmt: skip
-def test_what_is_not_a_run_below_the_directory_is_not_found(
-    client: TestClient, root: Path, path: str
-) -> None:
+def test_what_is_not_a_run_below_the_directory_is_not_found(client: TestClient, root: Path, path: str) -> None:
     answer = client.get(path.replace("secret", f"secret/{root.name}"))
     assert answer.status_code in (400, 404) and len(answer.text) < 500
 
 
-@pytest.mark.parametrize(
-    "path", ["/static/../pages.py", "/static/%2e%2e/pages.py", "/static//etc/passwd", "/api/no"]
-)
+@pytest.mark.parametrize("path", ["/static/../pages.py", "/static/%2e%2e/pages.py", "/static//etc/passwd", "/api/no"])
 def test_files_of_others_are_not_served(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "log.txt"])
-def test_links_and_pipes_in_a_run_are_not_followed(
-    client: TestClient, root: Path, name: str, kind: str
-) -> None:
+def test_links_and_pipes_in_a_run_are_not_followed(client: TestClient, root: Path, name: str, kind: str) -> None:
     """Whoever may write into a shared folder of runs could show any file of this user."""
     secret, planted = root.parent / "secret" / "passwords", root / "dqn" / name
     secret.write_text("root:x:0:0\n")
@@ -215,9 +207,7 @@ def test_the_page_asks_for_nothing_from_elsewhere(client: TestClient) -> None:
     answer = client.get("/")
     assert answer.headers["content-security-policy"].startswith("default-src 'self'")
     texts = [client.get(path).text for path in ("/", "/static/app.js", "/static/style.css")]
-    texts = [
-        text.replace("http://www.w3.org/2000/svg", "") for text in texts
-    ]  # a name, which nobody asks for
+    texts = [text.replace("http://www.w3.org/2000/svg", "") for text in texts]  # a name, which nobody asks for
     assert not any("http://" in text or "https://" in text for text in texts)
     sizes = [len(client.get(f"/static/{name}").content) for name in ("uPlot.iife.min.js", "uPlot.min.css")]
     assert sum(sizes) + sum(map(len, texts)) < 300_000
@@ -226,12 +216,8 @@ def test_the_page_asks_for_nothing_from_elsewhere(client: TestClient) -> None:
 def test_an_experiment_has_its_trials(root: Path, client: TestClient) -> None:
     path = root / "exp"
     make_run(path / "trials" / "00001", [])
-    (path / "experiment.yaml").write_text(
-        "metric: accuracy\nmode: max\nnum_samples: 2\nconfig: {}\ntrainable: t\n"
-    )
-    (path / "results.csv").write_text(
-        "trial,state,config/a,accuracy\n0,complete,0.1,0.5\n1,complete,0.2,0.75\n"
-    )
+    (path / "experiment.yaml").write_text("metric: accuracy\nmode: max\nnum_samples: 2\nconfig: {}\ntrainable: t\n")
+    (path / "results.csv").write_text("trial,state,config/a,accuracy\n0,complete,0.1,0.5\n1,complete,0.2,0.75\n")
     found = client.get("/api/experiment?run=exp").json()
     assert found["best"] == 0.75 and found["trials"] == 2
     assert [row["run"] for row in found["rows"]] == ["", "exp/trials/00001"]
@@ -273,9 +259,7 @@ def test_one_damaged_run_does_not_hide_the_others(root: Path, client: TestClient
         make_run(root / os.fsdecode(b"caf\xe9"), learning(3))
     else:
         (root / "other").mkdir()
-        (root / "other" / "experiment.yaml").write_text(
-            f"num_samples: {'.inf' if damaged == 'count' else 3}\n"
-        )
+        (root / "other" / "experiment.yaml").write_text(f"num_samples: {'.inf' if damaged == 'count' else 3}\n")
         (root / "other" / "results.csv").write_bytes(b"\xff\xfe\n" if damaged == "table" else b"")
     answer = client.get("/api/runs")
     assert answer.status_code == 200 and len(answer.json()["runs"]) == 5

@@ -129,9 +129,7 @@ def answering(alone: Path) -> Iterator[list[tuple[int, str]]]:
         thread.join()
 
 
-def test_what_another_user_could_have_planted_is_not_believed(
-    alone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_user_could_have_planted_is_not_believed(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder open to others or of another user, links, what is not a file: no token is sent there."""
     said = json.dumps({"url": "http://127.0.0.1:1", "pid": 1})
 
@@ -161,9 +159,7 @@ def test_what_another_user_could_have_planted_is_not_believed(
         os.close(descriptor)
 
 
-@pytest.mark.parametrize(
-    ("url", "is_shown"), [("http://127.0.0.1:1", True), ("http://evil.example:1", False)]
-)
+@pytest.mark.parametrize(("url", "is_shown"), [("http://127.0.0.1:1", True), ("http://evil.example:1", False)])
 def test_a_token_goes_to_loopback_only(url: str, is_shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

@@ -16,9 +16,7 @@ NUM_SAMPLES = 45
 def model_creator(config: dict[str, Any]) -> Any:
     import tensorflow as tf
 
-    model = tf.keras.Sequential(
-        [tf.keras.Input((4,)), tf.keras.layers.Dense(8, "tanh"), tf.keras.layers.Dense(3)]
-    )
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(8, "tanh"), tf.keras.layers.Dense(3)])
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=tf.keras.optimizers.Adam(config["lr"]), loss=loss, metrics=["accuracy"])
     return model

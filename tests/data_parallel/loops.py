@@ -33,9 +33,7 @@ def regression(ctx: Any, config: dict[str, Any]) -> None:
     """A small net on numbered samples. config: batch_size (of a rank), epochs, dropout, every (batches per report),
     fault: (step, what) for rank 1, once: `marker` is the file that says that it has happened ("": always);
     log: a folder for what each process has seen of an epoch, a file `<pid>_<step>` each."""
-    model = nn.Sequential(
-        nn.Linear(8, 16), nn.Tanh(), nn.Dropout(config.get("dropout", 0.0)), nn.Linear(16, 1)
-    )
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(config.get("dropout", 0.0)), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(Numbered(), batch_size=config["batch_size"], shuffle=True)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)

@@ -50,9 +50,7 @@ def test_what_a_division_would_lose_is_refused(sampler: Any, said: str) -> None:
     ],
 )
 def test_an_order_of_the_users_own_is_refused(arguments: Any, what: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"the {what} would not be used.* seed= of the trainer; omit the {what}"
-    ):
+    with pytest.raises(ConfigError, match=f"the {what} would not be used.* seed= of the trainer; omit the {what}"):
         prepared(DataLoader(DATA, batch_size=10, **arguments))
 
 

@@ -12,18 +12,14 @@ import pytest
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = re.findall(
-    r"^```python\n(.*?)^```$", (ROOT / "docs/data-parallel.md").read_text(), re.MULTILINE | re.DOTALL
-)
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/data-parallel.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
 def run(program: str, directory: Path) -> str:
     (directory / "program.py").write_text(program)
     command = [sys.executable, "program.py"]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=110
-    )
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -70,9 +70,7 @@ def test_with_fewer_ranks_the_epoch_goes_on_where_it_was(tmp_path: Path) -> None
     """Two ranks, checkpoints within the epoch; when one dies, another actor takes the room of a rank."""
     (log := tmp_path / "log").mkdir()
     config = config_of(tmp_path, "kill", epochs=2, every=2, dropout=0.0, log=str(log))
-    trainer = TorchTrainer(
-        loops.regression, config, num_workers=(1, 2), resources={"cpu": 2}, place_timeout_s=0.5
-    )
+    trainer = TorchTrainer(loops.regression, config, num_workers=(1, 2), resources={"cpu": 2}, place_timeout_s=0.5)
     rival, last = None, {}
     for report in trainer.reports(config):
         rival = rival or rlplat.remote(Rival).options(num_cpus=1).remote()  # waits until the group lets go

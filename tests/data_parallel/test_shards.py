@@ -12,9 +12,7 @@ from rlplat.data_parallel.shards import batches_of_rank, epoch_order, num_batche
 SIZES = st.integers(1, 40)
 
 
-def taken(
-    num_samples: int, world_size: int, drop_last: bool = False, position: int = 0, **sizes: int
-) -> list:
+def taken(num_samples: int, world_size: int, drop_last: bool = False, position: int = 0, **sizes: int) -> list:
     order = epoch_order(num_samples, 3, 0, shuffle=True)
     ranks = range(world_size)
     return [
@@ -36,9 +34,7 @@ def test_every_sample_counts_once_and_all_ranks_have_as_many_batches(
     per_rank = taken(num_samples, world_size, drop, batch_size=batch_size, step_size=step_size)
     counts = {len(batches) for batches in per_rank}
     assert counts == {
-        num_batches(
-            num_samples, world_size, batch_size=batch_size, step_size=step_size, position=0, drop_last=drop
-        )
+        num_batches(num_samples, world_size, batch_size=batch_size, step_size=step_size, position=0, drop_last=drop)
     }
     assert all(1 <= len(batch.indices) <= batch_size for batches in per_rank for batch in batches)
     counted = [i for batches in per_rank for batch in batches if batch.weight for i in batch.indices]
@@ -64,9 +60,7 @@ def test_the_weighted_means_of_a_step_are_its_mean(
 
 
 @given(num_samples=SIZES, before=st.integers(1, 4), after=st.integers(1, 4), num_steps=st.integers(0, 5))
-def test_other_ranks_take_the_rest_of_an_epoch(
-    num_samples: int, before: int, after: int, num_steps: int
-) -> None:
+def test_other_ranks_take_the_rest_of_an_epoch(num_samples: int, before: int, after: int, num_steps: int) -> None:
     sizes = {"batch_size": 3, "step_size": 6}
     ends = [0, *(batch.position for batch in taken(num_samples, before, **sizes)[0] if batch.is_last_of_step)]
     position = min(ends[-1], ends[min(num_steps, len(ends) - 1)])

@@ -95,9 +95,7 @@ def test_a_port_that_another_process_has_taken_since_counts_as_a_lost_rank() -> 
         RankGroup(program, (2, 2), {"CPU": 1.0}, seed=0, hang_timeout_s=10, options={})
 
 
-def run_alone(
-    loop: Any, checkpoint: dict[str, Any] | None = None, **config: Any
-) -> list[tuple[dict[str, Any], Any]]:
+def run_alone(loop: Any, checkpoint: dict[str, Any] | None = None, **config: Any) -> list[tuple[dict[str, Any], Any]]:
     """(metrics, state) of each report of a training function on one rank, in this process."""
     tf.keras.utils.set_random_seed(0)
     reports: list[tuple[dict[str, Any], Any]] = []

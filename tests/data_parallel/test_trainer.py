@@ -62,9 +62,7 @@ def test_each_epoch_takes_each_sample_once() -> None:
 
 
 @pytest.mark.parametrize(("num_workers", "number"), [(1, 3), (2, 4)])
-def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(
-    tmp_path: Path, num_workers: int, number: int
-) -> None:
+def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path: Path, num_workers: int, number: int) -> None:
     """From a checkpoint within an epoch, with dropout, momentum and a schedule."""
     config = {"batch_size": 4, "epochs": 2, "dropout": 0.5, "every": 2}
     whole = TorchTrainer(loops.regression, config, num_workers=num_workers, out=tmp_path, keep=100).fit()

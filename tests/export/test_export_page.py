@@ -19,9 +19,7 @@ SMALL += ["--stop.env-steps", "64", "--evaluation.episodes", "1", "--evaluation.
 
 
 @pytest.mark.slow
-def test_the_page_is_a_program_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_page_is_a_program_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for command in commands(PAGE):
         assert main([*command[1:], *(SMALL if command[1] == "train" else [])]) == 0, command

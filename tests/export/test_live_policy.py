@@ -33,9 +33,7 @@ from rlplat.rl.torch.weights import weights_of
 
 OBS, DISCRETE = spaces.Box(-5, 5, (3,)), spaces.Discrete(3, start=2)
 BOX = spaces.Box(np.float32(-0.5), np.float32(0.5), (2,))
-Q = QSpec(
-    dueling=True, noisy=False, distributional="none", num_atoms=1, value_range=(0.0, 1.0), head_hidden_size=0
-)
+Q = QSpec(dueling=True, noisy=False, distributional="none", num_atoms=1, value_range=(0.0, 1.0), head_hidden_size=0)
 
 
 def spec_of(action: Any) -> Any:
@@ -68,9 +66,7 @@ def test_new_weights_are_exchanged_without_tracing_again(monkeypatch: pytest.Mon
         expected = policy.act(obs, deterministic=True)
         drawn = expected.actions + noise * np.exp(weights["log_std"])
         np.testing.assert_allclose(found["policy_action"], drawn, atol=1e-5)
-        assert np.abs(drawn).max() > 0.5 and np.abs(found["action"]).max() <= 0.5, (
-            "only the action is clipped"
-        )
+        assert np.abs(drawn).max() > 0.5 and np.abs(found["action"]).max() <= 0.5, "only the action is clipped"
         log_probs = expected.log_probs - 0.5 * np.square(noise).sum(axis=1)
         np.testing.assert_allclose(found["log_prob"], log_probs, atol=1e-4)
         np.testing.assert_allclose(found["value"], policy.values(obs), atol=1e-5)

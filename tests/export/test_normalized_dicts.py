@@ -22,9 +22,7 @@ def test_export_load_and_resume_carry_them(tmp_path: Path) -> None:
         "minibatch_size": 16,
     }
     settings = rollouts | {"policy": {"hidden_sizes": [8]}, "evaluation": {"episodes": 0}}
-    rlplat.train(
-        "ppo", env=Far, out=tmp_path / "run", stop={"env_steps": 128}, normalize_observations=True, **settings
-    )
+    rlplat.train("ppo", env=Far, out=tmp_path / "run", stop={"env_steps": 128}, normalize_observations=True, **settings)
     agent = rlplat.load(tmp_path / "run", env=Far)
     obs = [Far().reset(seed=seed)[0] for seed in range(20)]
     acted = [int(agent.act(each)) for each in obs]

@@ -268,14 +268,10 @@ def test_wrong_masks_states_and_inputs_are_named(masked_lstm: Path) -> None:
     with pytest.raises(BadObservation, match=r"ended has shape \(2,\), but the policy acts for 3"):
         policy.reset(np.zeros(2, bool))
     feeds, _ = policy.read(many, masks)
-    with pytest.raises(
-        BadObservation, match="has the inputs obs, action_mask, state_in, starts, noise, but given are"
-    ):
+    with pytest.raises(BadObservation, match="has the inputs obs, action_mask, state_in, starts, noise, but given are"):
         policy.run(feeds)
     feeds |= {"noise": np.zeros((3, policy.contract.noise_size), np.float32), "starts": np.zeros(3, bool)}
-    with pytest.raises(
-        BadObservation, match=r"input 'state_in' is float64\[3, 16\]; expected float32\[N, 16\]"
-    ):
+    with pytest.raises(BadObservation, match=r"input 'state_in' is float64\[3, 16\]; expected float32\[N, 16\]"):
         policy.run({**feeds, "state_in": np.zeros((3, 16))})
     with pytest.raises(BadObservation, match="input 'state_in' has 2 rows; expected 3"):
         policy.run({**feeds, "state_in": policy.initial_state(2)})
@@ -340,9 +336,7 @@ def test_diverged_weights_are_refused(box: Path, tmp_path: Path, monkeypatch: An
     weights = agent_of(box).weights()
     weights["actor_head.bias"][0] = np.nan
     monkeypatch.setattr(Agent, "weights", lambda self: weights)
-    with pytest.raises(
-        CheckpointError, match=r"NaN or infinite numbers in 'actor_head\.bias'.*--checkpoint best"
-    ):
+    with pytest.raises(CheckpointError, match=r"NaN or infinite numbers in 'actor_head\.bias'.*--checkpoint best"):
         to_onnx(box.parent / "run", tmp_path / "p.onnx")
 
 
@@ -368,9 +362,7 @@ def test_a_missing_package_is_named(box: Path, tmp_path: Path, monkeypatch: Any)
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "onnxscript" else find(name, *a)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "onnxscript" else find(name, *a))
     with pytest.raises(MissingExtra, match=r"needs onnxscript: .*export"):
         to_onnx(box.parent / "run", tmp_path / "p.onnx")
 
@@ -383,21 +375,15 @@ class Undecided(torch.nn.Module):
 
 
 def test_a_module_of_ones_own_is_written_or_its_line_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"Undecided cannot be .*test_policy_export\.py:\d+: `if x\.sum\(\) > 0:`"
-    ):
+    with pytest.raises(UsageError, match=r"Undecided cannot be .*test_policy_export\.py:\d+: `if x\.sum\(\) > 0:`"):
         rlplat.export.torch_module(Undecided(), torch.zeros(2, 3), tmp_path / "m.onnx")
     linear = torch.nn.Linear(3, 2)
     with pytest.raises(UsageError, match=r"needs two rows or more in every input.*input \[1, 3\]"):
         rlplat.export.torch_module(linear, torch.zeros(1, 3), tmp_path / "m.onnx")
-    path = rlplat.export.torch_module(
-        linear, torch.randn(4, 3), tmp_path / "m.onnx", output_names=("scores",)
-    )
+    path = rlplat.export.torch_module(linear, torch.randn(4, 3), tmp_path / "m.onnx", output_names=("scores",))
     model = ExportedModel(path)
     x = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
-    assert np.allclose(
-        model.run({"input": x})["scores"], linear(torch.from_numpy(x)).detach().numpy(), atol=1e-6
-    )
+    assert np.allclose(model.run({"input": x})["scores"], linear(torch.from_numpy(x)).detach().numpy(), atol=1e-6)
     assert model.check() < 1e-5 and linear.training
     with pytest.raises(CheckpointError, match="holds a torch module, not a policy"):
         rlplat.export.load(path)

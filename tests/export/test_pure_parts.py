@@ -34,9 +34,7 @@ def test_a_contract_is_read_as_it_was_written() -> None:
 
 def test_a_later_contract_is_refused() -> None:
     later = CONTRACT.to_json().replace('"version": 1', '"version": 2')
-    with pytest.raises(
-        CheckpointError, match=r"p\.onnx has contract version 2, and this rlplat reads version 1"
-    ):
+    with pytest.raises(CheckpointError, match=r"p\.onnx has contract version 2, and this rlplat reads version 1"):
         Contract.from_json(later, "p.onnx")
 
 

@@ -34,9 +34,7 @@ def test_nothing_is_sent_or_written(opens: str, tmp_path: Path) -> None:
     (temporary / ".ses").symlink_to(tmp_path / "victim")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))}
     environment |= {"HOME": str(home), "TMPDIR": str(temporary)}
-    done = subprocess.run(
-        [sys.executable, "-c", opens + LOOKS], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", opens + LOOKS], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert list(home.rglob("*")) == []
     assert [path.name for path in temporary.iterdir()] == [".ses"]

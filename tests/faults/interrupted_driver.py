@@ -251,9 +251,7 @@ def books() -> dict[str, int]:
     client: Any = rlplat.runtime.refs.backend()
     with client.link.lock:
         client.objects.collect()
-        leases = [
-            lease for lane in client.calls.lanes() for lease in (*lane.leases.values(), *lane.doomed.values())
-        ]
+        leases = [lease for lane in client.calls.lanes() for lease in (*lane.leases.values(), *lane.doomed.values())]
         return {
             "calls": client.calls.num_open,
             "objects": len(client.objects.book),
@@ -307,9 +305,7 @@ def _table(num_runs: int, names: list[str]) -> None:
                     out = "hung\n" + process.communicate()[0]
             if process.returncode or "Exception ignored" in out:
                 errors = [
-                    line
-                    for line in out.splitlines()
-                    if "Error" in line or "ignored" in line or "Timeout" in line
+                    line for line in out.splitlines() if "Error" in line or "ignored" in line or "Timeout" in line
                 ]
                 why = " | ".join(errors[-3:] or out.splitlines()[-1:] or [f"exit code {process.returncode}"])
                 broken[why[:300]] = broken.get(why[:300], 0) + 1
@@ -323,9 +319,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("workload", nargs="?", choices=WORKLOADS)
     parser.add_argument("seed", nargs="?", type=int, default=0)
-    parser.add_argument(
-        "--runs", type=int, help="of each workload (or of the one named), in processes of their own"
-    )
+    parser.add_argument("--runs", type=int, help="of each workload (or of the one named), in processes of their own")
     asked = parser.parse_args(arguments)
     if asked.runs:
         _table(asked.runs, [asked.workload] if asked.workload else list(WORKLOADS))

@@ -23,9 +23,7 @@ from tests.faults.programs import eventually
 from tests.patience import dropped_generators_are_closed
 
 
-def test_a_task_that_comes_back_while_it_is_being_cancelled_is_not_queued_again(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_a_task_that_comes_back_while_it_is_being_cancelled_is_not_queued_again(cluster: None, tmp_path: Path) -> None:
     log, gate = tmp_path / "log", tmp_path / "gate"
 
     @rlplat.remote(num_cpus=2)
@@ -56,9 +54,7 @@ def test_a_task_that_comes_back_while_it_is_being_cancelled_is_not_queued_again(
     assert rlplat.get([refs[0], *refs[2:]], timeout=60) == [1000, *range(1002, 1010)]
 
 
-def test_a_dropped_generator_that_comes_back_unbegun_is_not_queued_again(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_a_dropped_generator_that_comes_back_unbegun_is_not_queued_again(cluster: None, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     @rlplat.remote

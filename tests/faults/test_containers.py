@@ -74,9 +74,7 @@ def test_without_shared_memory_large_values_are_in_the_temporary_folder_and_that
     """Sockets are in it too, however long its path."""
     folder = tmp_path / ("x" * 110)
     folder.mkdir()
-    script = (
-        "rlplat.init(num_cpus=1); print(rlplat.get(rlplat.put(np.ones(100_000))).sum()); rlplat.shutdown()"
-    )
+    script = "rlplat.init(num_cpus=1); print(rlplat.get(rlplat.put(np.ones(100_000))).sum()); rlplat.shutdown()"
     done = run_inside("mount -t tmpfs -o ro tmpfs /dev/shm", script, TMPDIR=str(folder))
     assert done.stdout == "100000.0\n", done.stderr
     said = f"rlplat: large values are in {folder}, which may be slow: /dev/shm cannot be written\n"

@@ -40,9 +40,7 @@ def narcissus(**options: Any) -> Any:
 def test_an_actor_that_waits_for_itself_is_told_so(cluster: None) -> None:
     actor = narcissus()
     for call in (actor.look, actor.look_twice):
-        with pytest.raises(
-            Deadlock, match=r"Narcissus waits in one of its calls for the result of .*self\.method\(\)"
-        ):
+        with pytest.raises(Deadlock, match=r"Narcissus waits in one of its calls for the result of .*self\.method\(\)"):
             rlplat.get(call.remote(), timeout=60)
     assert rlplat.get(actor.f.remote(), timeout=60) == 1
     (ref,) = rlplat.get(actor.glance.remote(), timeout=60)  # to call itself is fine, to wait is not

@@ -27,9 +27,7 @@ def test_kill_of_the_driver_leaves_nothing() -> None:
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_forked_child_that_lives_on_does_not_keep_the_cluster(is_killed: bool) -> None:
     forks = "forked = os.fork()\nif not forked:\n    time.sleep(600)\n"
-    orderly = (
-        "own = rlplat.runtime.refs.backend()\nrlplat.shutdown()\nprint(own._node.returncode, flush=True)\n"
-    )
+    orderly = "own = rlplat.runtime.refs.backend()\nrlplat.shutdown()\nprint(own._node.returncode, flush=True)\n"
     ends = "time.sleep(600)" if is_killed else orderly
     with program(BUSY_DRIVER + forks + "print(forked, flush=True)\n" + ends) as driver:
         _, node = driver.numbers

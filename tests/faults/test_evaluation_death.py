@@ -38,9 +38,7 @@ class DeadlyCartPole(gym.Wrapper):
 
 
 @pytest.mark.process
-def test_a_dead_evaluation_actor_is_replaced_and_the_run_ends_as_it_should(
-    tmp_path: Path, capsys: Any
-) -> None:
+def test_a_dead_evaluation_actor_is_replaced_and_the_run_ends_as_it_should(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "deadly.py").write_text(ENV)
     run = rlplat.train(
         "ppo",
@@ -58,9 +56,7 @@ def test_a_dead_evaluation_actor_is_replaced_and_the_run_ends_as_it_should(
     )
     assert (tmp_path / "died").exists()
     error = capsys.readouterr().err
-    assert (
-        "warning: the evaluation of 256 env steps failed: Evaluator." in error and "begins once more" in error
-    )
+    assert "warning: the evaluation of 256 env steps failed: Evaluator." in error and "begins once more" in error
     evaluated = [r for r in read_records(run.directory / "metrics.jsonl") if "eval/return_mean" in r]
     assert [(r["env_steps"], r["eval/env_steps"], r["eval/failures"]) for r in evaluated] == [
         (256, 256, 1),

@@ -120,9 +120,7 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
     if isinstance(one, dict):
         found = [f"{place}.{key}: only in one of them" for key in one.keys() ^ other.keys()]
         return found + [
-            line
-            for key in one.keys() & other.keys()
-            for line in differences(one[key], other[key], f"{place}.{key}")
+            line for key in one.keys() & other.keys() for line in differences(one[key], other[key], f"{place}.{key}")
         ]
     if isinstance(one, list):
         if len(one) != len(other):
@@ -180,8 +178,6 @@ def test_a_killed_and_resumed_run_is_the_one_that_never_stopped(case: Case, tmp_
     assert resumed.returncode == 0, resumed.stderr
 
     assert differences(lines_of(whole), lines_of(parts)) == []
-    assert (parts / "progress.csv").read_text().count("\n") == (whole / "progress.csv").read_text().count(
-        "\n"
-    )
+    assert (parts / "progress.csv").read_text().count("\n") == (whole / "progress.csv").read_text().count("\n")
     assert differences(state_of(latest_valid(whole)[0]), state_of(latest_valid(parts)[0])) == []
     assert differences(state_of(load_best(whole)), state_of(load_best(parts))) == []

@@ -51,9 +51,7 @@ def test_a_stopped_actor_is_dead_and_says_why(watchful_cluster: None) -> None:
 
     actor, other = Actor.remote(), Actor.remote()
     os.kill(rlplat.get(actor.pid.remote()), signal.SIGSTOP)
-    with pytest.raises(
-        ActorDied, match=r"hung for 1 s and was killed: it was stopped \(SIGSTOP\).*hang_timeout_s=1"
-    ):
+    with pytest.raises(ActorDied, match=r"hung for 1 s and was killed: it was stopped \(SIGSTOP\).*hang_timeout_s=1"):
         rlplat.get(actor.pid.remote(), timeout=30)
     assert rlplat.get(other.pid.remote())
 
@@ -123,9 +121,7 @@ def test_native_code_that_holds_the_gil_and_computes_lives(patient_cluster: None
     @rlplat.remote(max_retries=0)
     def compute() -> int:
         end = time.monotonic() + 4
-        assert any(
-            map(end.__lt__, iter(time.monotonic, None))
-        )  # in C alone: the GIL is not given up meanwhile
+        assert any(map(end.__lt__, iter(time.monotonic, None)))  # in C alone: the GIL is not given up meanwhile
         return 1
 
     assert rlplat.get(compute.remote(), timeout=60) == 1

@@ -13,9 +13,7 @@ pytestmark = pytest.mark.process
 
 
 def _run(*command: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
+    ended = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "ignored in" not in ended.stderr, ended.stderr
 

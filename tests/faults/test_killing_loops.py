@@ -39,9 +39,7 @@ class Pace:
 
     def note(self, *words: object) -> None:
         self._add(self.log, " ".join(map(str, words)) + "\n")
-        while (done := self._count(self._kills)) < self.times and self._count(self.log) >= self.by * (
-            done + 2
-        ):
+        while (done := self._count(self._kills)) < self.times and self._count(self.log) >= self.by * (done + 2):
             time.sleep(0.001)
 
     def each_time_it_grew(self, act: Callable[[list[list[str]]], None]) -> None:
@@ -131,9 +129,7 @@ def test_at_most_once_calls_to_an_actor_that_is_killed(cluster: None, tmp_path: 
         assert in_order(ran), f"caller {caller}: out of order or twice"
         assert set(answered[caller]) <= set(ran)
         assert in_order(answered[caller])
-    assert sum(map(len, answered)) < NUM_CALLERS * NUM_CALLS, (
-        "no kill hit a call: this test has shown nothing"
-    )
+    assert sum(map(len, answered)) < NUM_CALLERS * NUM_CALLS, "no kill hit a call: this test has shown nothing"
 
 
 def test_exactly_once_calls_to_an_actor_that_is_killed(cluster: None, tmp_path: Path) -> None:

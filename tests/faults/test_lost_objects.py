@@ -193,9 +193,7 @@ def test_what_was_put_cannot_be_made_again_and_the_error_says_so(session: str) -
     ref = rlplat.put(array(1))
     lose_everything(session)
     for _ in range(2):
-        with pytest.raises(
-            ObjectLost, match=r"object driver:\d+ \(put\) are gone.*a value of rlplat.put cannot"
-        ):
+        with pytest.raises(ObjectLost, match=r"object driver:\d+ \(put\) are gone.*a value of rlplat.put cannot"):
             rlplat.get(ref, timeout=30)
     with pytest.raises(ObjectLost, match=r"a value of rlplat.put cannot"):
         rlplat.get(first.remote(ref), timeout=30)
@@ -206,9 +204,7 @@ def test_a_chain_from_a_lost_put_is_a_named_error(session: str) -> None:
     ref = add.remote(add.remote(root))
     done(ref)
     lose_everything(session)
-    with pytest.raises(
-        ObjectRebuildFailed, match=rf"made by add\) are gone, and driver:{root.id}, which it takes"
-    ):
+    with pytest.raises(ObjectRebuildFailed, match=rf"made by add\) are gone, and driver:{root.id}, which it takes"):
         rlplat.get(ref, timeout=30)
     by_value = add.remote(array(1))
     done(by_value)
@@ -298,9 +294,7 @@ def test_results_of_actors_are_not_made_again_unless_asked_for(session: str) -> 
     asked_for = maker.make.options(max_task_retries=1).remote()
     done(ref, asked_for)
     lose_everything(session)
-    with pytest.raises(
-        ObjectLost, match=r"made by .*Maker.make\) are gone, .*actors without max_task_retries"
-    ):
+    with pytest.raises(ObjectLost, match=r"made by .*Maker.make\) are gone, .*actors without max_task_retries"):
         rlplat.get(ref, timeout=30)
     assert rlplat.get(asked_for, timeout=30)[0] == 3  # the call runs again, on the state as it is now
     late = maker.make.options(max_task_retries=1).remote()
@@ -368,9 +362,7 @@ def test_a_process_that_starts_after_an_owners_death_hears_of_it(session: str) -
 
     late = [Late.remote() for _ in range(6)]  # more than there are spare processes
     for actor in late:
-        with pytest.raises(
-            OwnerDied, match=r"the process that owned it, died \(pid \d+ was ended by SIGKILL"
-        ):
+        with pytest.raises(OwnerDied, match=r"the process that owned it, died \(pid \d+ was ended by SIGKILL"):
             rlplat.get(actor.look.remote([ref]), timeout=30)
 
 
@@ -407,7 +399,5 @@ def test_the_death_of_an_owner_is_named_on_every_way(session: str, how: str) -> 
         os.kill(pid, signal.SIGKILL)
         if how == "wait":
             assert rlplat.wait([ref], timeout=30) == ([ref], [])
-        with pytest.raises(
-            OwnerDied, match=r"object w\d+:\d+ is lost: w\d+, .* died \(pid \d+ was ended by SIGKILL"
-        ):
+        with pytest.raises(OwnerDied, match=r"object w\d+:\d+ is lost: w\d+, .* died \(pid \d+ was ended by SIGKILL"):
             rlplat.get(result, timeout=30)

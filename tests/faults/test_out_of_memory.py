@@ -154,7 +154,5 @@ def test_a_machine_short_of_memory_kills_the_largest_task_that_may_run_again(
 
 @pytest.mark.parametrize("value", [0, 1.5, -0.1, "x"])
 def test_the_threshold_is_checked(value: Any) -> None:
-    with pytest.raises(
-        ConfigError, match="memory_usage_threshold must be a number of more than 0 and at most 1"
-    ):
+    with pytest.raises(ConfigError, match="memory_usage_threshold must be a number of more than 0 and at most 1"):
         rlplat.init(memory_usage_threshold=value)

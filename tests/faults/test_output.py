@@ -40,9 +40,7 @@ def text_of(logs: Path) -> str:
 
 
 def test_a_flood_is_cut_and_counted_and_whole_in_its_file(tmp_path: Path) -> None:
-    script = (
-        f"LOGS = {str(tmp_path)!r}\n" + TALKER + "rlplat.get(talker.talk.remote(50_000))\nrlplat.shutdown()"
-    )
+    script = f"LOGS = {str(tmp_path)!r}\n" + TALKER + "rlplat.get(talker.talk.remote(50_000))\nrlplat.shutdown()"
     with program(script) as driver:
         code, _, errors = driver.finish()
     assert code == 0, errors
@@ -72,9 +70,7 @@ rlplat.shutdown()
     assert text_of(tmp_path).count("x" * 500) == 1_500
 
 
-def test_without_log_to_driver_there_are_the_files_alone(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_log_to_driver_there_are_the_files_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rlplat.init(num_cpus=1, num_gpus=0, log_dir=str(tmp_path), log_to_driver=False)
 
     @rlplat.remote
@@ -239,9 +235,7 @@ def test_however_output_is_cut_the_same_lines_are_seen(cuts: int) -> None:
         for start in range(0, len(text), cuts):
             output.take(text[start : start + cuts], "w", 0.0)
         output.end("w", 0.0)
-        assert os.read(read, 65536).decode() == "".join(
-            f"(w) {line}\n" for line in ("a", "b", "two", "", " x", "z")
-        )
+        assert os.read(read, 65536).decode() == "".join(f"(w) {line}\n" for line in ("a", "b", "two", "", " x", "z"))
     finally:
         os.close(read)
         os.close(write)

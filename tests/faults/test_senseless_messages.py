@@ -165,9 +165,7 @@ def town(may_drop: None) -> Iterator[Town]:
 def test_no_message_ends_a_process(town: Town) -> None:
     """(One cluster for all of it.)"""
     _a_stranger_says_everything_to_everybody(town, b"w90001>", messages.Fetch(424242), messages.Fetched)
-    _a_stranger_says_everything_to_everybody(
-        town, b"cli-7-7>", messages.Inspect(1, "spans", 1), messages.Report
-    )
+    _a_stranger_says_everything_to_everybody(town, b"cli-7-7>", messages.Inspect(1, "spans", 1), messages.Report)
     _a_stranger_says_everything_to_everybody(town, b"node>", None, None)
     _a_stranger_says_everything_to_everybody(town, b"driver>", None, None)
     _tails_are_nobody_s_messages(town)
@@ -249,9 +247,7 @@ def _the_node_and_the_workers_say_everything_to_the_driver(town: Town) -> None:
         for _ in range(4):
             for kind in KINDS:
                 with client.link.lock:
-                    client.link.transport.dropped.deliver(
-                        sender, [maker.message(kind)], client.link.handlers.get
-                    )
+                    client.link.transport.dropped.deliver(sender, [maker.message(kind)], client.link.handlers.get)
                     client.calls.go_on()
                     client.link.chores.next_s()
                     client.link.chores.run_due()
@@ -276,9 +272,7 @@ def test_tasks_are_given_back_by_the_worker_that_has_them_only(tmp_path: Path) -
     assert soon((tmp_path / "began").exists)
     with client.link.lock:
         before = client.objects.book.find(inner.id).num_lent()
-        client.link.transport.dropped.deliver(
-            "w90001", [messages.GaveBack([result.id])], client.link.handlers.get
-        )
+        client.link.transport.dropped.deliver("w90001", [messages.GaveBack([result.id])], client.link.handlers.get)
         assert client.objects.book.find(inner.id).num_lent() == before
     (tmp_path / "go").touch()
     assert rlplat.get(result, timeout=60) == 7

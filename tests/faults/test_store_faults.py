@@ -177,9 +177,7 @@ def test_a_writer_waits_until_somebody_frees_something(start: Any) -> None:
 
 def test_what_is_looked_at_is_not_spilled_and_stays_true(start: Any) -> None:
     start(store_full_timeout_s=60)
-    views = [rlplat.get(make.remote(i)) for i in range(3)] + [
-        rlplat.get(rlplat.put(array(i))) for i in (3, 4)
-    ]
+    views = [rlplat.get(make.remote(i)) for i in range(3)] + [rlplat.get(rlplat.put(array(i))) for i in (3, 4)]
     refs = [rlplat.put(array(i)) for i in range(10)]
     assert all((rlplat.get(ref) == i).all() for i, ref in enumerate(refs))
     more = [rlplat.get(ref) for ref in refs[:2]]  # from disk: no room of the store is taken
@@ -207,9 +205,7 @@ def test_idle_processes_give_up_spares_and_stale_mappings(start: Any) -> None:
     assert all((rlplat.get(ref) == i).all() for i, ref in enumerate(refs))
 
 
-def test_a_full_disk_is_an_error_for_one_and_the_others_go_on(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_for_one_and_the_others_go_on(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     start(store_full_timeout_s=0.3)
     refs = [rlplat.put(array(i)) for i in range(7)]
 
@@ -224,9 +220,7 @@ def test_a_full_disk_is_an_error_for_one_and_the_others_go_on(
     assert rlplat.get(mean.remote(rlplat.put(array(8)))) == 8
 
 
-def test_a_process_goes_on_talking_while_a_value_is_copied(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_goes_on_talking_while_a_value_is_copied(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     start()
     copying, go_on, refs = threading.Event(), threading.Event(), []
     write_all = Store._write_all
@@ -362,9 +356,7 @@ def test_threads_that_put_at_once_all_get_room(start: Any) -> None:
     assert used() <= 64 * MB
 
 
-def test_an_argument_lives_while_a_task_uses_it_though_the_driver_dropped_it(
-    start: Any, tmp_path: Path
-) -> None:
+def test_an_argument_lives_while_a_task_uses_it_though_the_driver_dropped_it(start: Any, tmp_path: Path) -> None:
     start()
     begun, gate = tmp_path / "begun", tmp_path / "gate"
     os.mkfifo(gate)

@@ -45,9 +45,7 @@ def generator(log: Path, die_at: tuple[int, ...], large: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 64])
-def test_a_generator_whose_worker_dies_goes_on_where_its_owner_is(
-    cluster: None, tmp_path: Path, window: int
-) -> None:
+def test_a_generator_whose_worker_dies_goes_on_where_its_owner_is(cluster: None, tmp_path: Path, window: int) -> None:
     log = tmp_path / "log"
     task = rlplat.remote(generator(log, (5, 0, 17, 5))).options(max_retries=4, generator_backpressure=window)
     values = [rlplat.get(ref, timeout=60) for ref in task.remote(30)]
@@ -63,9 +61,7 @@ def test_large_values_of_a_dead_attempt_stay(cluster: None, tmp_path: Path) -> N
     assert len(lines(log)) == 2
 
 
-def test_a_generator_that_always_dies_gives_what_has_come_and_then_the_error(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_a_generator_that_always_dies_gives_what_has_come_and_then_the_error(cluster: None, tmp_path: Path) -> None:
     log = tmp_path / "log"
     task = rlplat.remote(generator(log, (3, 3, 3))).options(max_retries=2)
     stream = task.remote(10)

@@ -143,9 +143,7 @@ def test_a_run_whose_cluster_dies_says_how_to_resume(tmp_path: Path, victim: str
     command = [sys.executable, "-m", "rlplat.cli", "train", *settings.split(), *sizes.split()]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as driver:
         assert soon(lambda: (tmp_path / "run/checkpoints/latest").exists())
-        (node,) = [
-            each for each in psutil.Process(driver.pid).children() if "launch" in " ".join(each.cmdline())
-        ]
+        (node,) = [each for each in psutil.Process(driver.pid).children() if "launch" in " ".join(each.cmdline())]
         (node if victim == "node" else node.children()[0]).kill()
         said = driver.communicate(timeout=60)[1]
     assert driver.returncode == 1

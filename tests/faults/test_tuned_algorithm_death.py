@@ -43,9 +43,7 @@ def pid_of(actor_class: str) -> int:
     return next(row["pid"] for row in state.list_workers() if row["worker"] == worker)  # type: ignore[no-any-return]
 
 
-def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(
-    torch_cluster: None, tmp_path: Path
-) -> None:
+def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(torch_cluster: None, tmp_path: Path) -> None:
     group = rlplat.placement_group([{"CPU": 1}])
     strategy = rlplat.PlacementGroupSchedulingStrategy(
         group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
@@ -61,9 +59,7 @@ def test_a_trial_goes_on_when_one_of_its_rollout_workers_is_killed(
     assert soon(lambda: not living()), "its replacement was in the group as well"
 
 
-def test_a_trial_whose_host_is_killed_goes_on_from_its_checkpoint(
-    torch_cluster: None, tmp_path: Path
-) -> None:
+def test_a_trial_whose_host_is_killed_goes_on_from_its_checkpoint(torch_cluster: None, tmp_path: Path) -> None:
     found: list[Any] = []
     (tmp_path / "gated.py").write_text(ENV)
     gate = tmp_path / "gate"
@@ -99,18 +95,13 @@ def test_a_trial_whose_host_is_killed_goes_on_from_its_checkpoint(
     assert killed.values == whole.values and killed.step == whole.step
     assert "SIGKILL" in killed.error
     lines = [
-        [
-            without_times(record)
-            for record in read_records(tmp_path / name / "trials" / "00000" / "metrics.jsonl")
-        ]
+        [without_times(record) for record in read_records(tmp_path / name / "trials" / "00000" / "metrics.jsonl")]
         for name in ("whole", "killed")
     ]
     assert lines[0] == lines[1], "bit for bit what it would have been"
 
 
-def test_an_experiment_that_needs_more_than_the_cluster_has_leaves_nothing(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_an_experiment_that_needs_more_than_the_cluster_has_leaves_nothing(cluster: None, tmp_path: Path) -> None:
     space = SMALL | {"num_rollout_workers": 8}
     with pytest.raises(InfeasibleResources, match=r"one trial needs cpu 8.*CPU 2.*num_rollout_workers"):
         tune.run("ppo", space, out=tmp_path / "exp", progress=False)

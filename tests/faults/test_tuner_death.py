@@ -106,9 +106,7 @@ class Life:
 
     def check(self, trials: list[list[Any]]) -> None:
         """What holds after any number of deaths."""
-        assert self.results() == {
-            (number, step): 1 for number, _, steps, *_ in trials for step in range(1, steps + 1)
-        }
+        assert self.results() == {(number, step): 1 for number, _, steps, *_ in trials for step in range(1, steps + 1)}
         furthest: Counter[str] = Counter()
         ends: Counter[str] = Counter()
         at_work: dict[str, str] = {}
@@ -186,9 +184,7 @@ def test_a_tuner_that_dies_at_any_named_point_runs_every_trial_once(
 ) -> None:
     life = Life(tmp_path, backend="inproc")
     for point, count in POINTS:
-        assert life.run(kill_at=[point, count]) is None, (
-            f"the experiment was over before {point}, call {count}"
-        )
+        assert life.run(kill_at=[point, count]) is None, f"the experiment was over before {point}, call {count}"
     trials = life.run()
     assert trials is not None
     life.check(trials)
@@ -205,9 +201,7 @@ def test_a_tuner_that_dies_at_any_named_point_runs_every_trial_once(
     ],
     ids=["tpe", "asha", "hyperband", "pbt"],
 )
-def test_searchers_and_trial_schedulers_go_on_where_they_were(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_searchers_and_trial_schedulers_go_on_where_they_were(settings: dict[str, Any], tmp_path: Path) -> None:
     """One trial at a time, so that the outcome depends on nothing but the order of the reports."""
     orders = {
         "settings": {"max_concurrent": 1, **settings},
@@ -225,9 +219,7 @@ def test_searchers_and_trial_schedulers_go_on_where_they_were(
 # ---------------------------------------------------------------- not the tuner's own death
 
 
-def test_hosts_that_are_killed_are_replaced_and_others_go_on(
-    tmp_path: Path, uninterrupted: list[list[Any]]
-) -> None:
+def test_hosts_that_are_killed_are_replaced_and_others_go_on(tmp_path: Path, uninterrupted: list[list[Any]]) -> None:
     life = Life(tmp_path, settings={"max_failures": 6})
     life.hold(0, 2)
     tuner = life.start()
@@ -279,9 +271,7 @@ def test_results_whose_study_is_gone_are_not_dropped(tmp_path: Path) -> None:
     assert life.results() == results
 
 
-def test_a_second_tuner_is_refused_and_disturbs_nothing(
-    tmp_path: Path, uninterrupted: list[list[Any]]
-) -> None:
+def test_a_second_tuner_is_refused_and_disturbs_nothing(tmp_path: Path, uninterrupted: list[list[Any]]) -> None:
     gate = tmp_path / "gate"
     life = Life(tmp_path, gate=str(gate))
     tuner = life.start()
@@ -331,7 +321,4 @@ def test_a_tuner_with_a_database_is_killed_and_its_server_starts_anew(
     assert "sesame" not in server.ask("SELECT string_agg(value_json, '') FROM study_user_attributes")
     elsewhere = Life(tmp_path / "elsewhere", settings=life.orders["settings"])
     message = elsewhere.refusal(elsewhere.start())
-    assert (
-        "there is an experiment 'demo' in postgresql://tuner@127.0.0.1" in message
-        and "another name" in message
-    )
+    assert "there is an experiment 'demo' in postgresql://tuner@127.0.0.1" in message and "another name" in message

@@ -37,9 +37,7 @@ without_stderr = pytest.mark.parametrize("stderr", [closed, full, none])
 
 
 @without_stderr
-def test_what_cannot_be_written_stops_nothing(
-    monkeypatch: pytest.MonkeyPatch, stderr: Callable[[], Any]
-) -> None:
+def test_what_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPatch, stderr: Callable[[], Any]) -> None:
     monkeypatch.delenv("RLPLAT_DROPS_FILE", raising=False)
     monkeypatch.setattr(sys, "stderr", stderr())
     say("an actor died")
@@ -114,9 +112,7 @@ def test_a_program_without_streams_has_a_cluster(tmp_path: Path) -> None:
         "rlplat.init(num_cpus=1)\n"
         "open('answer', 'w').write(str(rlplat.get(rlplat.remote(len).remote('abc'))))\n"
     )
-    done = subprocess.run(
-        ["bash", "-c", f"exec {sys.executable} program.py <&- >&- 2>&-"], cwd=tmp_path, check=False
-    )
+    done = subprocess.run(["bash", "-c", f"exec {sys.executable} program.py <&- >&- 2>&-"], cwd=tmp_path, check=False)
     assert (done.returncode, (tmp_path / "answer").read_text()) == (0, "3")
 
 

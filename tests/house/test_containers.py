@@ -43,19 +43,14 @@ def test_a_dockerfile_is_sound(file: Path) -> None:
             for source in words[:-1]:
                 assert (ROOT / source).exists() and source not in ignored, source
         elif name in ("ENTRYPOINT", "CMD"):
-            assert all(isinstance(word, str) for word in json.loads(value)), (
-                "a list: signals reach the program"
-            )
+            assert all(isinstance(word, str) for word in json.loads(value)), "a list: signals reach the program"
     assert user != "root"
 
 
 def test_the_image_copies_what_the_wheel_is_made_of_and_names_extras_that_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     copied = {
-        word
-        for name, value in instructions(ROOT / "Dockerfile")
-        for word in value.split()[:-1]
-        if name == "COPY"
+        word for name, value in instructions(ROOT / "Dockerfile") for word in value.split()[:-1] if name == "COPY"
     }
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {

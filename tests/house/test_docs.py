@@ -76,9 +76,7 @@ def defined_names(file: Path) -> set[str]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            names |= {
-                f"{node.name}.{child.name}" for child in node.body if isinstance(child, ast.FunctionDef)
-            }
+            names |= {f"{node.name}.{child.name}" for child in node.body if isinstance(child, ast.FunctionDef)}
         if isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names
@@ -127,9 +125,7 @@ def check_train(arguments: list[str]) -> None:
         ("num-rollout-workers", options.num_rollout_workers or "1"),
         ("framework", options.framework or "torch"),
     ]
-    comes_out = (
-        bool(options.config) and Path(options.config).parts[0] == "runs"
-    )  # of another command on the page
+    comes_out = bool(options.config) and Path(options.config).parts[0] == "runs"  # of another command on the page
     config = require_config(options.config) if options.config and not comes_out else None
     switches = switches_of(options.algo or "")
     assert options.resume or comes_out or config or options.algo in algorithm_homes() or switches

@@ -87,9 +87,7 @@ def test_every_name_of_rays_exists() -> None:
                 home = ray if module == "ray" else importlib.import_module(module)
                 if not hasattr(home, attribute):
                     importlib.import_module(name)
-            except (
-                ModuleNotFoundError
-            ) as error:  # of an extra of Ray's that is not installed, such as ray[serve]
+            except ModuleNotFoundError as error:  # of an extra of Ray's that is not installed, such as ray[serve]
                 if (error.name or "ray").partition(".")[0] == "ray":
                     raise
     exceptions = importlib.import_module("ray.exceptions")

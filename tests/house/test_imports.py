@@ -30,9 +30,7 @@ HEAVY = FRAMEWORKS | {
 def loaded_by(code: str) -> set[str]:
     """Top-level packages that a fresh interpreter has loaded after running `code`."""
     script = f"import sys, json\n{code}\njson.dump(sorted({{m.partition('.')[0] for m in sys.modules}}), sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 

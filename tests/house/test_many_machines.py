@@ -51,17 +51,13 @@ def loopback(path: str, node: ast.AST) -> bool:
 
 def meaning_of_an_id(path: str, node: ast.AST) -> bool:
     """What kind of process this is: `is_worker` and `is_one_process` say so on any engine."""
-    texts = [
-        each for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)
-    ]
+    texts = [each for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     return isinstance(node, ast.Compare) and "client_id" in ast.unparse(node) and bool(texts)
 
 
 def values_to_the_driver(path: str, node: ast.AST) -> bool:
     """`wait` that brings what it waits for."""
-    return _called(node).endswith("wait") and any(
-        k.arg == "fetch_local" for k in getattr(node, "keywords", ())
-    )
+    return _called(node).endswith("wait") and any(k.arg == "fetch_local" for k in getattr(node, "keywords", ()))
 
 
 def one_engine(path: str, node: ast.AST) -> bool:

@@ -68,9 +68,7 @@ def steps(page: str) -> Iterator[list[Any]]:
 
 def clone(folder: Path) -> None:
     """What git has of this checkout, as the files are now; its packages are those of this interpreter."""
-    names = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
@@ -90,6 +88,4 @@ def test_every_step_works_in_a_clone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-6000:]
     assert done.stdout.count("no problems found") == 3 and "episode 1: return" in done.stdout
     assert (tmp_path / "runs" / "mine" / "checkpoints" / "latest").exists()  # of the own environment
-    assert (
-        "\n(16,)\n" in done.stdout and "\n1\n" in done.stdout
-    )  # of the own program: a batch, a masked action
+    assert "\n(16,)\n" in done.stdout and "\n1\n" in done.stdout  # of the own program: a batch, a masked action

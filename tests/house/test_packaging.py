@@ -20,9 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*command: str | Path, cwd: Path) -> str:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -83,7 +81,5 @@ def test_the_wheel_trains_where_the_user_has_an_algorithms_folder(python: Path, 
 
 
 def test_a_top_level_algorithms_is_not_taken_for_ours() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import algorithms.ppo"], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", "import algorithms.ppo"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "from rlplat.algorithms.ppo import PPO" in done.stderr

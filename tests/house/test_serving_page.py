@@ -73,13 +73,9 @@ def test_the_tensorflow_model_is_served() -> None:
         assert running.handle.remote(21.0).result(60) == 42.0
 
 
-def test_what_is_no_application_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_what_is_no_application_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("wrong.py").write_text(
-        "from rlplat import serve\nthree = 3\napp = serve.deployment(lambda: 1).bind()\n"
-    )
+    Path("wrong.py").write_text("from rlplat import serve\nthree = 3\napp = serve.deployment(lambda: 1).bind()\n")
     for where, text in (
         ("nothing.py:app", "there is no file nothing.py"),
         ("wrong.py:ap", "did you mean 'app'"),

@@ -59,9 +59,7 @@ def test_the_seed_example_is_the_same_in_python_and_as_a_file(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("number", range(len(blocks(PAGE, "yaml"))))
-def test_every_experiment_of_the_page_is_sound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_every_experiment_of_the_page_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my_trial.py").write_text(TRIAL)
     Path("experiment.yaml").write_text(blocks(PAGE, "yaml")[number])
@@ -69,9 +67,7 @@ def test_every_experiment_of_the_page_is_sound(
         spec.checked()
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "configs" / "tune").glob("*.yaml")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "tune").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_that_is_shipped_is_sound(path: Path) -> None:
     specs = [spec.checked() for spec in load_experiments(path)]
     assert all(load_algorithm(spec.trainable) for spec in specs)
@@ -85,9 +81,7 @@ def test_every_searcher_and_scheduler_is_in_its_table() -> None:
 
 def test_every_domain_exists_and_every_key_is_explained() -> None:
     named = {
-        name.partition("(")[0].removeprefix("tune.")
-        for cell, *_ in rows("The search space")
-        for name in code(cell)
+        name.partition("(")[0].removeprefix("tune.") for cell, *_ in rows("The search space") for name in code(cell)
     }
     ours = {name for name in tune.__all__ if name.islower()} - {"load", "run"}
     assert named - {"the value"} == ours
@@ -109,12 +103,10 @@ def test_every_name_of_ray_tunes_exists() -> None:
     pytest.importorskip("ray")
     pytest.importorskip("pyarrow", reason="ray.tune needs pyarrow")
     modules = [
-        importlib.import_module(name)
-        for name in ("ray.tune", "ray.tune.schedulers", "ray.tune.search", "ray.train")
+        importlib.import_module(name) for name in ("ray.tune", "ray.tune.schedulers", "ray.tune.search", "ray.train")
     ]
     modules += [
-        importlib.import_module(f"ray.tune.{name}")
-        for name in ("schedulers.pb2", "search.optuna", "search.bayesopt")
+        importlib.import_module(f"ray.tune.{name}") for name in ("schedulers.pb2", "search.optuna", "search.bayesopt")
     ]
     modules.append(importlib.import_module("ray.tune.search.basic_variant"))
     named = [name for cell, *_ in rows("From Ray Tune") for name in code(cell)]

@@ -35,12 +35,9 @@ KNOWN = {
 
 def circles() -> list[list[str]]:
     graph = grimp.build_graph("rlplat", exclude_type_checking_imports=False)
-    packages = {
-        module.rpartition(".")[0] for module in graph.modules
-    }  # their `__init__` re-exports on first use
+    packages = {module.rpartition(".")[0] for module in graph.modules}  # their `__init__` re-exports on first use
     imports = {
-        module: graph.find_modules_directly_imported_by(module) - packages
-        for module in graph.modules - packages
+        module: graph.find_modules_directly_imported_by(module) - packages for module in graph.modules - packages
     }
     below = {module: reached(imports, module) for module in imports}
     found = {frozenset(other for other in below[m] if m in below[other]) for m in below if m in below[m]}

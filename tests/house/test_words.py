@@ -32,9 +32,7 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
     """The sentences of a file: its strings with a blank that are not docstrings, with their lines."""
     tree = ast.parse(path.read_text())
     documentation = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
@@ -66,7 +64,4 @@ def test_messages_use_the_plain_words() -> None:
 
 
 def test_a_word_of_the_table_is_found_but_not_in_code() -> None:
-    assert (
-        len(found([("a:1", "leave --out away, whoever you are"), ("a:2", "see `film` in [it](film.md)")]))
-        == 2
-    )
+    assert len(found([("a:1", "leave --out away, whoever you are"), ("a:2", "see `film` in [it](film.md)")])) == 2

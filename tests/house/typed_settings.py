@@ -133,9 +133,7 @@ def _family_name(config: type[Any], is_announced: bool) -> str:
 
 def written() -> str:
     writer = _Writer()
-    schedules = " | ".join(
-        writer.text(each) for each in (float, LinearSchedule, CosineSchedule, PiecewiseSchedule)
-    )
+    schedules = " | ".join(writer.text(each) for each in (float, LinearSchedule, CosineSchedule, PiecewiseSchedule))
     configs = {
         found.config_class: writer.settings(found.config_class)
         for found in map(load_algorithm, sorted(algorithm_homes()))
@@ -176,8 +174,7 @@ def written() -> str:
     groups = [_class(name, "TypedDict", settings) for name, settings in writer.groups.items()]
     groups.insert(3, f"ScheduleSetting = {schedules}")
     imports = "".join(
-        f"from {module} import {', '.join(sorted(names))}\n"
-        for module, names in sorted(writer.imports.items())
+        f"from {module} import {', '.join(sorted(names))}\n" for module, names in sorted(writer.imports.items())
     )
     return _HEAD + imports + "\n\n" + "\n\n\n".join([*groups, *texts]) + "\n"
 

@@ -17,17 +17,11 @@ from rlplat.rl.algorithm_config import AlgorithmConfig, PolicyConfig, StopConfig
 LINEAR: Any = {"schedule": "linear", "start": 1e-3, "end": 0}
 
 PPO(PPOConfig(env="CartPole-v1"))
-PPOConfig(
-    env="CartPole-v1", policy={"custom": "./net.py:Net"}, stop={"env_steps": 1000}, callbacks=["./c.py:C"]
-)
+PPOConfig(env="CartPole-v1", policy={"custom": "./net.py:Net"}, stop={"env_steps": 1000}, callbacks=["./c.py:C"])
 PPOConfig(env="CartPole-v1", learning_rate={"schedule": "linear", "start": 1e-3, "end": 0}, clip_range=LINEAR)
 PPOConfig(env="CartPole-v1", entropy_coef={"schedule": "piecewise", "points": [[0, 1e-3], (1, 0)]})
 PPOConfig(env="CartPole-v1", policy=PolicyConfig(hidden_sizes=[3]), stop=StopConfig(env_steps=1), seed=3)
-DQN(
-    DQNConfig(
-        env="CartPole-v1", policy={"hidden_sizes": (3,)}, value_range=[-10, 10], stop={"episode_return": 3}
-    )
-)
+DQN(DQNConfig(env="CartPole-v1", policy={"hidden_sizes": (3,)}, value_range=[-10, 10], stop={"episode_return": 3}))
 SACConfig(env="Pendulum-v1", entropy_coef="auto", hindsight={"goal_selection_strategy": "future"})
 BCConfig(data="data/cartpole")
 PPOConfig(env="CartPole-v1", n_steps=3)  # error

@@ -18,10 +18,7 @@ def test_a_run_that_falls_short_is_a_failure(tmp_path: Path, capsys: pytest.Capt
     config.write_text(COUNTING + "expect: {episode_return_mean: 10, evaluation_return_mean: 20}\n")
     assert main([str(config), "--seeds", "1", "2"]) == 1
     out = capsys.readouterr().out
-    assert (
-        out.count("FAIL: evaluation_return_mean is 19.5, expected at least 20") == 2
-        and "0 of 2 passed" in out
-    )
+    assert out.count("FAIL: evaluation_return_mean is 19.5, expected at least 20") == 2 and "0 of 2 passed" in out
     config.write_text(COUNTING + "expect: {episode_return_mean: 10, evaluation_return_mean: 19.5}\n")
     assert main([str(config)]) == 0
     assert "1 of 1 passed" in capsys.readouterr().out

@@ -28,10 +28,7 @@ from tests.algorithms.losses import Fixed, Unrolled, loss_of
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Rlax .* will be deprecated:PendingDeprecationWarning"),
-    *(
-        pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}")
-        for name in ("rlax", "torch")
-    ),
+    *(pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}") for name in ("rlax", "torch")),
 ]
 
 T, B, N, A, Z = 9, 2, 6, 3, 7
@@ -81,16 +78,12 @@ class Trajectories:
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.8, 1.0])
 def test_advantages_and_lambda_returns(rlax: Any, gae_lambda: float) -> None:
     t = Trajectories()
-    advantages, returns = gae(
-        t.rewards, t.values, t.next_values, *t.flags(), discount=DISCOUNT, gae_lambda=gae_lambda
-    )
+    advantages, returns = gae(t.rewards, t.values, t.next_values, *t.flags(), discount=DISCOUNT, gae_lambda=gae_lambda)
     for piece in t.pieces():
         r, discounts, following = t.rewards[piece], t.discounts(piece), t.next_values[piece]
         values = np.append(t.values[piece], following[-1])
         close(returns[piece], rlax.lambda_returns(r, discounts, following, gae_lambda))
-        if not t.terminated[
-            piece
-        ].any():  # its signature has one value for a step's end and the next one's beginning
+        if not t.terminated[piece].any():  # its signature has one value for a step's end and the next one's beginning
             theirs = rlax.truncated_generalized_advantage_estimation(r, discounts, gae_lambda, values)
             close(advantages[piece], theirs)
 
@@ -206,9 +199,7 @@ def test_categorical_projection_and_loss(rlax: Any, framework: Any) -> None:
             returns[i] + discounts[i] * atoms, np.exp(logits) / np.exp(logits).sum(), atoms
         )
         target = np.asarray(target, np.float64)
-        entropy = -(
-            target * np.log(np.maximum(target, 1e-30))
-        ).sum()  # theirs is the cross entropy, ours the KL
+        entropy = -(target * np.log(np.maximum(target, 1e-30))).sum()  # theirs is the cross entropy, ours the KL
         close(losses[i], theirs - entropy)
 
 

@@ -157,11 +157,7 @@ def flat(space: Any, obs: Any, path: str = "") -> dict[str, np.ndarray]:
     start = getattr(space, "start", 0)
     leaf = np.asarray(obs) - start if np.any(start) else np.array(obs)
     is_box = isinstance(space, spaces.Box)
-    return {
-        path: leaf
-        if leaf.ndim == 0 and not is_box
-        else leaf.reshape(space.shape if is_box and leaf.ndim else -1)
-    }
+    return {path: leaf if leaf.ndim == 0 and not is_box else leaf.reshape(space.shape if is_box and leaf.ndim else -1)}
 
 
 def rows(obs: Obs, index: int) -> dict[str, np.ndarray]:
@@ -259,9 +255,7 @@ def test_gymnasiums_vector_environments_come_through_in_every_mode(kind: str, mo
 def test_rewards_of_one_number_are_that_number(reward: str, vectorization: Any) -> None:
     kwargs = {"space": "number", "reward": reward}
     env = make_vector_env(HERE, 2, env_kwargs=kwargs, vectorization=vectorization)
-    assert_same(
-        our_transitions(env, 15, seed=5), partial(Drawn, **kwargs), [child_seed(5, b) for b in range(2)]
-    )
+    assert_same(our_transitions(env, 15, seed=5), partial(Drawn, **kwargs), [child_seed(5, b) for b in range(2)])
 
 
 @pytest.mark.parametrize("rewards", [np.zeros((2, 1)), np.zeros(3), np.zeros((1, 2)), np.array(["1", "2"])])

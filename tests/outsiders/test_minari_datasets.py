@@ -76,9 +76,7 @@ def test_minari_reads_what_record_writes_and_back(
     assert (dataset.observation_space, dataset.action_space) == SPACES[kind]
     episodes = list(dataset.iterate_episodes())
     assert [len(one.rewards) for one in episodes] == [3, 2, 3]
-    played = [
-        said for said in Drawn.log if len(said) > 1
-    ]  # others were only asked whether an info has a mask
+    played = [said for said in Drawn.log if len(said) > 1]  # others were only asked whether an info has a mask
     for one, said in zip(episodes, played, strict=True):
         assert one.rewards.tolist() == said[2::3]
         is_whole = len(one.rewards) == 3

@@ -61,9 +61,7 @@ class AsSampler(BaseSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
         return {}
 
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution
-    ) -> Any:
+    def sample_independent(self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
         if distribution.single():
             return next(iter(getattr(distribution, "choices", (getattr(distribution, "low", None),))))
         space = Space.parse({name: domain(distribution)})

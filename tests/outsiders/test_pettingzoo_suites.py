@@ -52,18 +52,11 @@ def test_agents_that_nobody_listed_are_refused_before_anything_is_written(
 @pytest.mark.parametrize("name", GENERATED)
 def test_check_env_says_the_same(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env", f"{EXAMPLES}.{name}_v0"]) == 1
-    assert (
-        "0 random steps" in (said := capsys.readouterr().out)
-        and "error: has no possible_agents; list" in said
-    )
+    assert "0 random steps" in (said := capsys.readouterr().out) and "error: has no possible_agents; list" in said
 
 
-@pytest.mark.parametrize(
-    ("name", "agents"), [("Nim", ("first", "second")), ("Rendezvous", ("left", "right"))]
-)
-def test_check_env_plays_games(
-    name: str, agents: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("name", "agents"), [("Nim", ("first", "second")), ("Rendezvous", ("left", "right"))])
+def test_check_env_plays_games(name: str, agents: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env", f"rlplat.rl.envs.diagnostic_multi_agent:{name}", "--steps", "60"]) == 0
     said = capsys.readouterr().out
     assert "2 agents; 60 random steps, " in said and "no problems found" in said
@@ -86,12 +79,8 @@ class Forgetful(Rendezvous):
         return ({agent: np.append(seen, 0.0) for agent, seen in obs.items()} if self._at == 0 else obs), *rest
 
 
-@pytest.mark.parametrize(
-    ("at", "code", "text"), [(0, 0, "warning: two plays with the same seed"), (9, 1, "(16,)")]
-)
-def test_check_env_finds_what_a_run_would(
-    at: int, code: int, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("at", "code", "text"), [(0, 0, "warning: two plays with the same seed"), (9, 1, "(16,)")])
+def test_check_env_finds_what_a_run_would(at: int, code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     env = "tests.outsiders.test_pettingzoo_suites:Forgetful"
     assert main(["check-env", env, "--steps", "60", "--env-kwargs.at", str(at)]) == code
     assert text in capsys.readouterr().out

@@ -28,9 +28,7 @@ class ScriptedEnv(gym.Env):
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(4)
 
-    def __init__(
-        self, endings: tuple[Ending, ...] = ((3, True, False), (2, False, True), (1, True, True))
-    ) -> None:
+    def __init__(self, endings: tuple[Ending, ...] = ((3, True, False), (2, False, True), (1, True, True))) -> None:
         self._endings = endings
         self._episode = -1
         self._step = 0
@@ -324,9 +322,7 @@ class MaskEnv(gym.Env):
 
     action_space: Any = spaces.Discrete(5, start=1)
 
-    def __init__(
-        self, source: str = "info", lies: dict[int, Any] | None = None, mask_space: Any = None
-    ) -> None:
+    def __init__(self, source: str = "info", lies: dict[int, Any] | None = None, mask_space: Any = None) -> None:
         self._source, self._lies, self._steps = source, lies or {}, 0
         numbers = spaces.Box(0.0, 9.0, (1,), np.float32)
         self.observation_space: Any = numbers

@@ -16,9 +16,7 @@ class PaintedEnv(gym.Env):
     observation_space = spaces.Box(0, 255, (1,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(
-        self, length: int = 5, size: tuple[int, ...] = (31, 45), render_mode: str | None = None
-    ) -> None:
+    def __init__(self, length: int = 5, size: tuple[int, ...] = (31, 45), render_mode: str | None = None) -> None:
         self.length, self.size, self.render_mode = length, size, render_mode
         self.age = 0
 

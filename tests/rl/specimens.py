@@ -39,9 +39,7 @@ ACTIONS = {
 }
 
 
-def make_spec(
-    obs: ObsSpec | dict[str, ObsSpec] = VECTOR, action: ActionSpec = DISCRETE, **policy: Any
-) -> PolicySpec:
+def make_spec(obs: ObsSpec | dict[str, ObsSpec] = VECTOR, action: ActionSpec = DISCRETE, **policy: Any) -> PolicySpec:
     """As an algorithm makes it; `policy`: settings that differ from those of `policy_settings`."""
     return policy_spec(policy_settings(**policy), SpaceSpec(obs, action))
 

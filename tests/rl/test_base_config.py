@@ -137,9 +137,7 @@ def test_a_runs_own_config_says_what_it_was_based_on_also_when_it_is_resumed(tmp
 
 def test_a_trial_is_laid_over_its_family_too() -> None:
     found = plan_trial("ppo", {"env": "Hopper-v5", "learning_rate": 1e-3})
-    assert found.notes == [
-        "settings that config does not name are those of the family config ppo/_mujoco.yaml"
-    ]
+    assert found.notes == ["settings that config does not name are those of the family config ppo/_mujoco.yaml"]
     assert found.config.normalize_observations and found.config.learning_rate == 1e-3
     assert found.config.stop.env_steps == 1_000_000
 

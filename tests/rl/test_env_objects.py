@@ -44,9 +44,7 @@ def test_a_class_or_function_that_can_be_imported_becomes_its_name() -> None:
 
 
 def test_a_class_out_of_a_file_becomes_the_name_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from tests.rl.fixture_envs import SeededEnv\nclass Mine(SeededEnv): ...\n"
-    )
+    (tmp_path / "mine.py").write_text("from tests.rl.fixture_envs import SeededEnv\nclass Mine(SeededEnv): ...\n")
     mine = resolve_env(f"{tmp_path}/mine.py:Mine").factory
     assert env_name(mine) == f"{tmp_path}/mine.py:Mine"
 
@@ -91,9 +89,7 @@ def test_copies_of_one_environment_go_their_own_ways() -> None:
 def test_what_cannot_be_copied_is_refused_with_the_way_that_works() -> None:
     env = SeededEnv()
     env.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(
-        ConfigError, match=r"env is a SeededEnv object.*cannot be copied.*env=SeededEnv, or env=lambda"
-    ):
+    with pytest.raises(ConfigError, match=r"env is a SeededEnv object.*cannot be copied.*env=SeededEnv, or env=lambda"):
         env_name(env)
     with pytest.raises(ConfigError, match=r"cannot be sent to the workers.*my_module:make_env"):
         env_name(lambda: env)
@@ -102,9 +98,7 @@ def test_what_cannot_be_copied_is_refused_with_the_way_that_works() -> None:
 
 
 def test_what_is_no_environment_is_refused_by_name() -> None:
-    with pytest.raises(
-        ConfigError, match=r"bad value for 'env' \(from argument env\): 5 .*env=lambda: MyEnv"
-    ):
+    with pytest.raises(ConfigError, match=r"bad value for 'env' \(from argument env\): 5 .*env=lambda: MyEnv"):
         resolve(PPOConfig, [layer_from_arguments({"env": 5})])
     with pytest.raises(ConfigError, match="'env' is not set"):
         resolve(PPOConfig, [Layer()])
@@ -122,9 +116,7 @@ def test_an_unknown_id_names_the_spelling_with_a_module() -> None:
         resolve_env("Mine-v3")
 
 
-def test_a_run_of_an_object_is_resumed_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_run_of_an_object_is_resumed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     rlplat.train(COUNTING, env=local_class(), out="demo", stop={"env_steps": 40})
     assert "resuming and loading this run need env= again" in capsys.readouterr().err

@@ -91,14 +91,10 @@ def test_what_cannot_be_normalised_is_refused() -> None:
     require_normalizable({"a": vector, "b": image})
     floats = ObsSpec("image", (36, 36, 1), "float32", "HWC")
     require_normalizable(floats, images=True)
-    with pytest.raises(
-        ConfigError, match=r"in \[0, 1\]: images of floats are scaled by their bounds as it is"
-    ):
+    with pytest.raises(ConfigError, match=r"in \[0, 1\]: images of floats are scaled by their bounds as it is"):
         require_normalizable(replace(floats, low=(0.0,), high=(1.0,)), images=True)
     for refused in (ObsSpec("discrete", (), "int64", nvec=(3,)), {"a": image}):
-        with pytest.raises(
-            ConfigError, match="for vectors, also in a Dict, or one image, but observations are"
-        ):
+        with pytest.raises(ConfigError, match="for vectors, also in a Dict, or one image, but observations are"):
             require_normalizable(refused, images=True)
 
 
@@ -186,10 +182,6 @@ def test_statistics_of_returns_change_and_values_do_not() -> None:
         seen = np.concatenate([seen, returns])
         weights = popart.update(returns, weights)
         assert popart.mean == pytest.approx(seen.mean()) and popart.deviation == pytest.approx(seen.std())
-        np.testing.assert_allclose(
-            values(weights) * popart.deviation + popart.mean, first, rtol=1e-3, atol=1e-2
-        )
+        np.testing.assert_allclose(values(weights) * popart.deviation + popart.mean, first, rtol=1e-3, atol=1e-2)
         np.testing.assert_allclose(values(popart.in_rewards(weights)), first, rtol=1e-3, atol=1e-2)
-        np.testing.assert_allclose(
-            popart.normalize(seen), (seen - seen.mean()) / seen.std(), rtol=1e-4, atol=1e-5
-        )
+        np.testing.assert_allclose(popart.normalize(seen), (seen - seen.mean()) / seen.std(), rtol=1e-4, atol=1e-5)

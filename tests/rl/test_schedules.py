@@ -73,9 +73,7 @@ def test_the_rate_follows_the_kl_divergence() -> None:
     rates = {0.021: 1e-3 / 1.5, 0.02: 1e-3, 0.01: 1e-3, 0.005: 1e-3, 0.0049: 1.5e-3, 0.0: 1e-3}
     assert {kl: adapted_rate(1e-3, kl, 0.01) for kl in rates} == pytest.approx(rates)
     assert adapted_rate(1.2e-5, 1.0, 0.01) == 1e-5 and adapted_rate(9e-3, 1e-4, 0.01) == 1e-2
-    assert (
-        adapted_rate(1e-6, 1.0, 0.01) == 1e-6 and adapted_rate(0.1, 1e-4, 0.01) == 0.1
-    )  # as given, if beyond
+    assert adapted_rate(1e-6, 1.0, 0.01) == 1e-6 and adapted_rate(0.1, 1e-4, 0.01) == 0.1  # as given, if beyond
 
 
 def test_a_horizon_for_the_schedules_that_have_none() -> None:

@@ -53,9 +53,7 @@ def test_kinds_of_observations(shape: tuple[int, ...], dtype: type, kind: str, l
 
 
 def test_a_description_survives_json() -> None:
-    spec = space_spec(
-        VECTOR, spaces.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, np.inf], np.float32))
-    )
+    spec = space_spec(VECTOR, spaces.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, np.inf], np.float32)))
     text = json.dumps(spec.describe(), allow_nan=False)
     assert SpaceSpec.from_description(json.loads(text)) == spec
 
@@ -67,9 +65,7 @@ def test_differences_name_both_sides() -> None:
     with pytest.raises(UsageError, match=r"the checkpoint has observations Box\(3\).*but X has Box\(4\)"):
         one.require_same(wider, "the checkpoint", "X")
     more = space_spec(VECTOR, spaces.Discrete(3))
-    with pytest.raises(
-        UsageError, match=r"the checkpoint has actions Discrete\(2\), but X has Discrete\(3\)"
-    ):
+    with pytest.raises(UsageError, match=r"the checkpoint has actions Discrete\(2\), but X has Discrete\(3\)"):
         one.require_same(more, "the checkpoint", "X")
 
 

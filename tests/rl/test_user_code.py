@@ -32,9 +32,7 @@ class _Context:
     is_worker = True
 
 
-def test_a_worker_finds_the_copy_where_the_file_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_finds_the_copy_where_the_file_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "games").mkdir()
     copy = tmp_path / "games" / "my_env.py"

@@ -71,9 +71,7 @@ def test_an_adapted_learning_rate_begins_with_a_number() -> None:
 
 
 def test_weight_decay_is_refused_where_it_would_do_nothing() -> None:
-    assert "weight_decay=0.1 is AdamW's: set optimizer=adam, or omit it" in message(
-        A3CConfig, weight_decay=0.1
-    )
+    assert "weight_decay=0.1 is AdamW's: set optimizer=adam, or omit it" in message(A3CConfig, weight_decay=0.1)
     assert A3CConfig(env="X", weight_decay=0.1, optimizer="adam").weight_decay == 0.1
 
 
@@ -132,9 +130,7 @@ def test_the_error_is_still_a_validation_error() -> None:
 
 
 def test_settings_without_names_are_answered_with_the_name() -> None:
-    with pytest.raises(
-        TypeError, match=r"PPOConfig takes its settings by name: PPOConfig\(env='CartPole-v1'\)"
-    ):
+    with pytest.raises(TypeError, match=r"PPOConfig takes its settings by name: PPOConfig\(env='CartPole-v1'\)"):
         PPOConfig("CartPole-v1")  # type: ignore[misc]
 
 
@@ -170,9 +166,7 @@ def test_names_of_other_libraries_are_understood(config: str, theirs: str, ours:
         ("es", "episodes_per_batch", "half of it"),
     ],
 )  # fmt: skip
-def test_what_becomes_of_a_number_that_counts_something_else_is_said(
-    config: str, theirs: str, said: str
-) -> None:
+def test_what_becomes_of_a_number_that_counts_something_else_is_said(config: str, theirs: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(CONFIGS[config], [layer_from_flags([("env", "X"), (theirs, "1")])])
     assert said in str(caught.value)
@@ -232,9 +226,7 @@ def test_a_switch_may_stand_alone_and_nothing_else() -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(PPOConfig, [layer_from_flags([("env", "X"), *((flag, None) for flag in flags)])])
     lines = str(caught.value).splitlines()
-    assert len(lines) == len(flags) and "--learning-rate needs a value: a number from 0 to 10" in str(
-        caught.value
-    )
+    assert len(lines) == len(flags) and "--learning-rate needs a value: a number from 0 to 10" in str(caught.value)
     assert sum(" needs a value: " in line for line in lines) == len(flags) - 1
 
 
@@ -278,9 +270,7 @@ def test_other_settings_that_the_algorithm_ignores_are_announced_in_one_line() -
         "es does not use discount (an episode counts by its undiscounted return), framework (es computes with numpy), "
         "learner.precision (es computes with numpy)"
     )
-    plan = plan_training(
-        "dqn", None, [layer_from_flags([("env", "CartPole-v1"), ("policy.squash-actions", None)])]
-    )
+    plan = plan_training("dqn", None, [layer_from_flags([("env", "CartPole-v1"), ("policy.squash-actions", None)])])
     assert plan.notes[-1] == "dqn does not use policy.squash_actions (actions are discrete)"
 
 
@@ -294,9 +284,7 @@ def test_what_an_algorithm_does_not_use_exists(algo: str) -> None:
     assert set(CONFIGS[algo].unused) <= {row["key"] for row in rows_of(CONFIGS[algo])}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    "env", ["CartPole-v1", "Acrobot-v1", "HalfCheetah-v5", "Hopper-v5", "MountainCar-v0"]
-)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1", "HalfCheetah-v5", "Hopper-v5", "MountainCar-v0"])
 @pytest.mark.parametrize("algo", ["ppo", "a3c"])
 def test_configs_for_vectors_take_a_core(algo: str, env: str) -> None:
     plan = plan_training(algo, None, [layer_from_flags([("env", env), ("policy.core", "lstm")])])
@@ -319,7 +307,5 @@ def test_a_constructor_shows_how_it_is_called(name: str, given: Any) -> None:
     if name == "DQN" and isinstance(given, DQNConfig):
         return
     algorithm = registry.load_algorithm(name.lower())
-    with pytest.raises(
-        ConfigError, match=rf"{name} takes a {name}Config, not an? .*: {name}\({name}Config\("
-    ):
+    with pytest.raises(ConfigError, match=rf"{name} takes a {name}Config, not an? .*: {name}\({name}Config\("):
         algorithm(given)

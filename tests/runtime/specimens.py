@@ -48,9 +48,7 @@ def array(chooser: random.Random) -> np.ndarray:
     count = num_bytes(chooser) // dtype.itemsize
     data = np.frombuffer(chooser.randbytes(max(1, count) * dtype.itemsize), np.uint8).copy()
     flat = np.arange(count).astype(dtype) if dtype.kind in "U?" else data.view(dtype)[:count]
-    layout = chooser.choice(
-        ["plain", "fortran", "stepped", "backwards", "0-d", "within", "repeated", "read-only"]
-    )
+    layout = chooser.choice(["plain", "fortran", "stepped", "backwards", "0-d", "within", "repeated", "read-only"])
     if layout == "fortran":
         num_rows = chooser.choice([1, 2, 3, 5])
         return np.asfortranarray(flat[: count // num_rows * num_rows].reshape(num_rows, -1))

@@ -159,7 +159,5 @@ def test_a_dropped_message_fails_a_test(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(DROPS_FILE, str(tmp_path / "dropped"))
     meter = LeakMeter.start()
     Dropped("w1").deliver("driver", [Exit()], {}.get)
-    assert meter.finish() == [
-        "a message that was dropped: w1 dropped Exit from 'driver': only the node may say that"
-    ]
+    assert meter.finish() == ["a message that was dropped: w1 dropped Exit from 'driver': only the node may say that"]
     assert LeakMeter.start().finish() == []

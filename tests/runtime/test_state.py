@@ -75,9 +75,7 @@ def eventually(is_so: Callable[[], Any], timeout_s: float = 60.0) -> Any:
 
 
 def states_of(name: str) -> dict[str, Any]:
-    return {
-        state: count for state, count in state.summarize_tasks().get(name, {}).items() if state != "mean_s"
-    }
+    return {state: count for state, count in state.summarize_tasks().get(name, {}).items() if state != "mean_s"}
 
 
 # ---------------------------------------------------------------- tasks
@@ -96,9 +94,7 @@ def test_the_states_of_tasks(cluster: None, tmp_path: Path) -> None:
     assert rows.total == 6 and not rows.silent
     assert [row["state"] for row in rows[:2]] == ["running"] * 2
     first = rows[0]
-    assert (
-        first["task"] == f"driver:{running[0].id}" and first["kind"] == "task" and first["owner"] == "driver"
-    )
+    assert first["task"] == f"driver:{running[0].id}" and first["kind"] == "task" and first["owner"] == "driver"
     assert first["resources"] == {"CPU": 1.0} and first["retries_left"] == 3
     assert {row["worker"] for row in rows[:2]} == {
         row["worker"] for row in state.list_workers(filters={"state": "leased"})
@@ -161,9 +157,7 @@ class AsyncGate:
 
 
 @pytest.mark.parametrize("kind", [Gate, AsyncGate])
-def test_calls_that_run_at_once_and_those_that_wait_for_a_place(
-    cluster: None, tmp_path: Path, kind: Any
-) -> None:
+def test_calls_that_run_at_once_and_those_that_wait_for_a_place(cluster: None, tmp_path: Path, kind: Any) -> None:
     """In threads and in coroutines; the timeline has a row for each that overlaps another."""
     go, name = str(tmp_path / "go"), f"{kind.__name__}.wait_for"
     actor = kind.options(max_concurrency=2).remote()
@@ -445,9 +439,7 @@ def test_the_stack_of_a_process_whose_native_code_holds_the_gil(
         found = not row["threads"] and "hold" in row["text"] and "test_state.py" in row["text"]
         return found and by in row["doing"]
 
-    eventually(
-        lambda: shows_the_call(*state.stacks("Hog"))
-    )  # at first it may not have come to the native code
+    eventually(lambda: shows_the_call(*state.stacks("Hog")))  # at first it may not have come to the native code
     rlplat.kill(hog)
     with pytest.raises(rlplat.errors.ActorDied):
         rlplat.get(call)

@@ -118,19 +118,11 @@ def test_the_code_of_closures_goes_with_them() -> None:
     del held, closures
     tables = rlplat.get([tables_of_code.remote() for _ in range(20)])
     for table in tables:
-        assert (
-            table["code"] <= MOST_CODES
-            and table["paces"] <= MOST_CODES + 1
-            and table["borrows"] <= MOST_CODES
-        )
-    assert all(
-        len(lease.known_code) <= MOST_CODES for lane in client.calls.lanes() for lease in lane.leases.values()
-    )
+        assert table["code"] <= MOST_CODES and table["paces"] <= MOST_CODES + 1 and table["borrows"] <= MOST_CODES
+    assert all(len(lease.known_code) <= MOST_CODES for lane in client.calls.lanes() for lease in lane.leases.values())
     # What both workers have of them still, at most.
     assert soon(
-        lambda: (
-            rlplat.get(tables_of_code.remote()) and len(client.objects.book.entries) - before < 2 * MOST_CODES
-        )
+        lambda: rlplat.get(tables_of_code.remote()) and len(client.objects.book.entries) - before < 2 * MOST_CODES
     )
 
 

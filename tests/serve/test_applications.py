@@ -189,9 +189,7 @@ def test_a_stream_of_a_method_that_does_not_yield_says_so_and_leaves_nothing_beh
     gc.collect()  # a coroutine that was never awaited warns here
 
 
-def test_without_a_folder_that_can_be_written_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_folder_that_can_be_written_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
 

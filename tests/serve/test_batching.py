@@ -130,9 +130,7 @@ def test_a_batch_waits_for_its_oldest_row_only_and_only_while_it_is_not_full(
 ) -> None:
     loop = asyncio.new_event_loop()
     try:
-        queue = deque(
-            Waiting(None, rows, loop.create_future(), float(since)) for since, rows, _ in sorted(arrivals)
-        )
+        queue = deque(Waiting(None, rows, loop.create_future(), float(since)) for since, rows, _ in sorted(arrivals))
         for waiting, (_, _, has_left) in zip(queue, sorted(arrivals), strict=True):
             if has_left:
                 waiting.future.cancel()
@@ -213,9 +211,7 @@ def test_the_option_batches_the_calls_of_any_deployment(target: Any, method: str
     CALLS.clear()
     answers = calls_of(target, options, ["poison", 13, 2], method)
     assert [type(each) for each in answers] == 3 * [ValueError] and CALLS == [3], "effects happen once"
-    answers = calls_of(
-        target, serve.Batch(max_size=3, method=method, retry_singly=True), ["poison", 13, 2], method
-    )
+    answers = calls_of(target, serve.Batch(max_size=3, method=method, retry_singly=True), ["poison", 13, 2], method)
     assert [type(each) for each in answers] == [ValueError, KeyError, tuple] and CALLS == [3, 3, 1, 1, 1]
 
 
@@ -348,9 +344,7 @@ def test_the_decorator_batches_per_object_and_checks_what_comes_back() -> None:
 
     async def main() -> None:
         one, two = Model(1), Model(100)
-        answers = await asyncio.gather(
-            *(one.predict(x) for x in (1, 2, 13, 4)), two.predict(7), return_exceptions=True
-        )
+        answers = await asyncio.gather(*(one.predict(x) for x in (1, 2, 13, 4)), two.predict(7), return_exceptions=True)
         assert [answers[0], answers[1], answers[3], answers[4]] == [2, 3, 5, 107]
         assert isinstance(answers[2], ValueError) and one.sizes == [3, 1]
         with pytest.raises(TypeError, match="a list of one result for each input"):

@@ -93,20 +93,14 @@ def test_a_file_acts_as_its_run_in_batches_and_after_it_was_sent_to_a_replica(fi
     wanted, wanted_state = agent.act_on_rows(rows, state=state)
     output, following = exported.act_on_rows(rows, state=state)
     assert close(exported.spaces.actions(output.actions, True), agent.spaces.actions(wanted.actions, True))
-    assert np.allclose(output.values, wanted.values, atol=1e-5) and np.allclose(
-        following, wanted_state, atol=1e-5
-    )
+    assert np.allclose(output.values, wanted.values, atol=1e-5) and np.allclose(following, wanted_state, atol=1e-5)
     assert np.allclose(output.log_probs, wanted.log_probs, atol=1e-4)
 
     engine = Engine(exported, max_rows=8, max_waiting_rows=8)
     future: Any = SimpleNamespace(done=lambda: False)
-    first, second = (
-        engine._run([Piece(Waiting(Ask(rows, True, state), 1, future), 0, 1)] * n) for n in (1, 3)
-    )
+    first, second = (engine._run([Piece(Waiting(Ask(rows, True, state), 1, future), 0, 1)] * n) for n in (1, 3))
     for acted in second:
-        assert close(
-            exported.spaces.actions(acted.actions, True), exported.spaces.actions(first[0].actions, True)
-        )
+        assert close(exported.spaces.actions(acted.actions, True), exported.spaces.actions(first[0].actions, True))
 
 
 def test_a_session_of_a_file_goes_on_as_the_run_does(running: Running, file: Path) -> None:

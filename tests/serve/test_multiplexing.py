@@ -52,9 +52,7 @@ def test_a_replica_that_has_the_model_is_called_unless_it_is_too_busy(
 
 
 @given(num_models=st.integers(1, 20), num_replicas=st.integers(1, 6), turns=st.lists(st.integers(0, 19)))
-def test_models_spread_evenly_and_each_is_loaded_once(
-    num_models: int, num_replicas: int, turns: list[int]
-) -> None:
+def test_models_spread_evenly_and_each_is_loaded_once(num_models: int, num_replicas: int, turns: list[int]) -> None:
     ongoing = dict.fromkeys(NAMES[:num_replicas], 0)
     held: dict[str, set[str]] = {name: set() for name in ongoing}
     for turn in [*range(num_models), *turns]:

@@ -82,9 +82,7 @@ def test_a_version_that_never_starts_is_given_up_and_the_old_one_stays(before: i
     plan = up(before) if before else Plan()
     plan.handle(Deployed("m", 2, 2 if before else 1), 2.0)
     actions = fail(plan, "m", 2.0)
-    assert [each for each in actions if isinstance(each, UpdateFailed)] == [
-        UpdateFailed("m", 2, "no GPU", kept)
-    ]
+    assert [each for each in actions if isinstance(each, UpdateFailed)] == [UpdateFailed("m", 2, "no GPU", kept)]
     assert not any(isinstance(action, DrainReplica) for action in actions)
     assert plan.ready("m") == [f"m-{number}" for number in range(before)] and plan.is_settled("m")
     assert ("m" in plan.describe()) == bool(before)
@@ -157,9 +155,7 @@ def test_what_is_called_is_drained_when_its_callers_have_ended() -> None:
     assert plan.handle(Removed("model"), 2.0) == [] and plan.handle(Removed("middle"), 2.0) == []
     assert plan.handle(Removed("door"), 2.0) == [DrainReplica("door-0"), RoutesChanged("door")]
     assert plan.handle(Scaled("model", 3), 2.1) == [] and not plan.is_settled("model")
-    assert plan.handle(ReplicaDied("model-0"), 2.2)[2:] == [StartReplica("model", 1, "model-1")], (
-        "it is needed"
-    )
+    assert plan.handle(ReplicaDied("model-0"), 2.2)[2:] == [StartReplica("model", 1, "model-1")], "it is needed"
     plan.handle(ReplicaReady("model-1"), 2.3)
     drained = plan.handle(ReplicaDrained("door-0"), 3.0)
     assert drained == [StopReplica("door-0"), DrainReplica("middle-0"), RoutesChanged("middle")]

@@ -91,9 +91,7 @@ def test_raw_rows(served: Running, runs: Path) -> None:
         ("greedy=0&outputs=&reset=false", 16, 200, ""),
     ],
 )
-def test_raw_rows_that_do_not_fit(
-    served: Running, query: str, num_bytes: int, status: int, text: str
-) -> None:
+def test_raw_rows_that_do_not_fit(served: Running, query: str, num_bytes: int, status: int, text: str) -> None:
     headers = {"content-type": "application/octet-stream"}
     got, answer, _ = request(served.url, "POST", f"/v1/act?{query}", bytes(num_bytes), headers)
     assert got == status and (status == 200 or text in answer["error"]["message"]), answer
@@ -211,9 +209,7 @@ def test_health_metrics_and_description(served: Running, runs: Path) -> None:
         for method in {"get", "post", "delete"} - set(operations):
             status, _, headers = request(served.url, method.upper(), path)
             assert status == 405 and headers["allow"].split(", ")[0].lower() in operations, (method, path)
-    infer = page["paths"]["/v2/models/demo/infer"]["post"]["requestBody"]["content"]["application/json"][
-        "schema"
-    ]
+    infer = page["paths"]["/v2/models/demo/infer"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     schemas = {f"#/components/schemas/{name}": each for name, each in page["components"]["schemas"].items()}
     assert schemas[infer["$ref"]]["required"] == ["inputs"]
     tensor = schemas[schemas[infer["$ref"]]["properties"]["inputs"]["items"]["$ref"]]
@@ -246,9 +242,7 @@ def test_a_recurrent_policy_keeps_its_state_by_session(recurrent: Running, runs:
     assert refusal(recurrent, {"obs": OBS, "session": session, "seq": 20})[:2] == (409, "out-of-order")
     for other in ({"obs": OBS}, {"greedy": False}, {"reset": True}):
         assert refusal(recurrent, {**body, **other})[:2] == (409, "other-step")
-    _, answer = act(
-        recurrent, {"obs": steps[0].tolist(), "session": session, "reset": True, "outputs": ["value"]}
-    )
+    _, answer = act(recurrent, {"obs": steps[0].tolist(), "session": session, "reset": True, "outputs": ["value"]})
     assert answer["value"] == pytest.approx(expected[0], rel=1e-4, abs=1e-5)
     assert request(recurrent.url, "DELETE", f"/v1/sessions/{session}")[0] == 204
     assert refusal(recurrent, {"obs": OBS, "session": session})[:2] == (410, "session-lost")

@@ -87,10 +87,7 @@ def test_paths_are_from_the_files_folder_and_the_code_is_part_of_it(tmp_path: Pa
     text = "applications: {a: {app: x.py:app}, b: {run: runs/demo, port: 8001}}"
     (tmp_path / "x.py").write_text("one")
     first = read(tmp_path, text)
-    assert (
-        first["a"].settings.app == f"{tmp_path}/x.py:app"
-        and first["b"].settings.run == f"{tmp_path}/runs/demo"
-    )
+    assert first["a"].settings.app == f"{tmp_path}/x.py:app" and first["b"].settings.run == f"{tmp_path}/runs/demo"
     assert changes(first, read(tmp_path, text)) == {}
     (tmp_path / "x.py").write_text("two")
     assert changes(first, read(tmp_path, text)) == {"a": Change.UPDATE}

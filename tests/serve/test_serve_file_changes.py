@@ -42,9 +42,7 @@ def applications(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def apply(applications: Applications, folder: Path, **ports_by_file: tuple[str, int]) -> dict[str, str]:
-    lines = [
-        f"  {name}: {{app: {file}.py:app, port: {port}}}" for name, (file, port) in ports_by_file.items()
-    ]
+    lines = [f"  {name}: {{app: {file}.py:app, port: {port}}}" for name, (file, port) in ports_by_file.items()]
     (folder / "serve.yaml").write_text("\n".join(["applications:", *lines]))
     return applications.apply(read_applications(folder / "serve.yaml"))
 

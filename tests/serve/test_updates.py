@@ -107,9 +107,7 @@ def test_a_user_config_is_everywhere_when_reconfigure_returns_and_its_errors_are
         running.reconfigure("Slow", "newer")  # while the second one starts with what was newest before
         scaling.join()
         assert {request(running.url, "GET", "/")[1] for _ in range(12)} == {b"newer"}
-        with pytest.raises(
-            RlplatError, match=r"Slow.* does not take the user_config: ValueError: not that one"
-        ):
+        with pytest.raises(RlplatError, match=r"Slow.* does not take the user_config: ValueError: not that one"):
             running.reconfigure("Slow", "bad")
         with pytest.raises(TimeoutError, match=r"Slow.*, Slow.* did not take the user_config within 0.1 s"):
             running.reconfigure("Slow", "slow", timeout_s=0.1)
@@ -183,8 +181,7 @@ def test_a_canary_has_its_share_of_the_connections_until_it_is_ended_or_promoted
             running.update(apps.Version.bind(2), canary=0.25)
             assert 9 <= versions(40).count(2) <= 11  # of each of two replicas within half a connection
             counts = {
-                line.partition(" ")[0]
-                for line in request(running.url, "GET", "/metrics")[1].decode().split("\n")
+                line.partition(" ")[0] for line in request(running.url, "GET", "/metrics")[1].decode().split("\n")
             }
             named = 'rlplat_serve_requests_total{status="200",replica="Version%s-0",version="%d"}'
             assert {named % ("", 1), named % (".canary", 2)} <= counts
@@ -250,9 +247,7 @@ def test_a_user_config_is_pickled_once_for_all_replicas() -> None:
 def test_what_cannot_be_pickled_is_refused_and_leaves_nothing_behind() -> None:
     lock = threading.Lock()
     with serve.run(apps.Version.bind(1), port=None, say=lambda _: None) as running:
-        with pytest.raises(
-            ConfigError, match=r"user_config for Version cannot be sent .*: \['lock'\] of type"
-        ):
+        with pytest.raises(ConfigError, match=r"user_config for Version cannot be sent .*: \['lock'\] of type"):
             running.reconfigure("Version", {"lock": lock})
         with pytest.raises(
             RlplatError, match=r"Version does not start: .* cannot be pickled.*the version before goes on"

@@ -16,9 +16,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many, from --first on")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seed", type=int, help="this one only")
-    parser.add_argument(
-        "--loans", action="store_true", help="programs that pass refs on, processes that die doing it"
-    )
+    parser.add_argument("--loans", action="store_true", help="programs that pass refs on, processes that die doing it")
     parser.add_argument("--trace", action="store_true", help="print everything that happens (with --seed)")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()

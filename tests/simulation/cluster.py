@@ -266,9 +266,7 @@ class SimNode(Node):
     def _set_timer(self) -> None:
         if self.head.wake_at is not None:
             delay_s, self.head.wake_at = self.head.wake_at - self.world.now, None
-            is_mere_watch = (
-                delay_s > 0.99 * WARN_AFTER_S
-            )  # to explain what waits: no cause for anything to go on
+            is_mere_watch = delay_s > 0.99 * WARN_AFTER_S  # to explain what waits: no cause for anything to go on
             self.world.after(delay_s, self._tick, is_tick=is_mere_watch, what="the scheduler's timer")
 
     def _tick(self) -> None:
@@ -364,9 +362,7 @@ class Cluster:
         """Its power fails; the head knows at once or after a while; it comes back later."""
         self.world.note(f"node {node} CRASHES")
         self._end_workers(node, "its machine is off")
-        self.world.after(
-            self.world.random.uniform(0.001, 1.0), lambda: self._give_up(node), what=f"{node} is given up"
-        )
+        self.world.after(self.world.random.uniform(0.001, 1.0), lambda: self._give_up(node), what=f"{node} is given up")
 
     def cut_off(self, node: str, seconds: float) -> None:
         """Nothing passes between a node and the rest. A short cut is ridden out; a long one fences the node: it stops

@@ -67,9 +67,7 @@ class Invariants:
         def watched(sender: str, message: Any) -> None:
             key = (client.client_id, message.actor)
             if message.incarnation < self._placed.get(key, 0):
-                raise Violation(
-                    f"{client.client_id} heard of actor {message.actor}'s incarnations in reverse"
-                )
+                raise Violation(f"{client.client_id} heard of actor {message.actor}'s incarnations in reverse")
             self._placed[key] = message.incarnation
             handle(sender, message)
 
@@ -160,9 +158,7 @@ class Invariants:
     def check_end(self, is_done: bool) -> None:
         """Nothing is in flight, no timer is set, the driver's program is over and has dropped everything."""
         if not is_done:
-            raise Violation(
-                "a wait without a cause (a lost wake-up or a deadlock): " + "; ".join(self._who_waits())
-            )
+            raise Violation("a wait without a cause (a lost wake-up or a deadlock): " + "; ".join(self._who_waits()))
         gc.collect(0)  # all that this seed has made: the collector is off
 
     def check_clean(self) -> None:

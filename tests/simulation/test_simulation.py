@@ -48,9 +48,7 @@ def test_each_planted_defect_is_found(mutant: str) -> None:
         for seed in range(1, _MOST_MUTANT_SEEDS + 1):
             failure = run_seed(seed, about_loans=mutant in MUTANTS_OF_LOANS).failure
             if failure:
-                assert failure.startswith(("Violation", "AssertionError")), (
-                    f"the plant itself fails: {failure}"
-                )
+                assert failure.startswith(("Violation", "AssertionError")), f"the plant itself fails: {failure}"
                 return
     pytest.fail(f"{mutant}: {_MOST_MUTANT_SEEDS} seeds have not found it")
 

@@ -305,9 +305,7 @@ class Driver:
         options = {"num_cpus": min(wanted, self.num_cpus - self._cpus_for_actors)}
         if self.random.random() < 0.2:
             options["max_retries"] = self.random.randint(0, 2)
-        self._refs.append(
-            (task.options(**options).remote(number, depth, *refs), expected(number, depth, *values))
-        )
+        self._refs.append((task.options(**options).remote(number, depth, *refs), expected(number, depth, *values)))
 
     def _submit_nested(self) -> None:
         """Refs inside a list: the task fetches them itself."""
@@ -350,9 +348,7 @@ class Driver:
     def _wait(self) -> None:
         refs = [ref for ref, _ in self._refs]
         if refs:
-            rlplat.wait(
-                refs, num_returns=self.random.randint(1, len(refs)), timeout=self.random.choice((None, 0.01))
-            )
+            rlplat.wait(refs, num_returns=self.random.randint(1, len(refs)), timeout=self.random.choice((None, 0.01)))
 
     def _pause(self) -> None:
         compute(self.random.choice((0.001, 0.01, 0.15)))
@@ -363,9 +359,7 @@ class Driver:
         name = f"account{self._number()}"
         options = {}
         if self._actor_cpus < self._cpus_for_actors and self.random.random() < 0.5:
-            self._actor_cpus += (
-                1  # for good: an actor that ended may still hold its CPU when the next task comes
-            )
+            self._actor_cpus += 1  # for good: an actor that ended may still hold its CPU when the next task comes
             options["num_cpus"] = 1
         refs, _ = self._some() if self.random.random() < 0.3 else ([], [])
         options["max_restarts"] = self.random.choice((0, 0, 1, 3, -1))
@@ -404,9 +398,7 @@ class Driver:
         account = self.random.choice(self._actors)
         for _ in range(self.random.randint(1, 5)):
             self._seq += 1
-            amount: Any = (
-                self.random.choice(self._refs)[0] if self._refs and self.random.random() < 0.2 else 1
-            )
+            amount: Any = self.random.choice(self._refs)[0] if self._refs and self.random.random() < 0.2 else 1
             self._refs.append((account.add.remote("driver", self._seq, amount), None))
 
     def _share(self) -> None:
@@ -461,9 +453,7 @@ class Driver:
         elif how < 0.7 and self.with_faults:
             self._refs.append((account.die.remote(), Failure()))
         elif how < 0.75 and self.with_faults:
-            self._refs.append(
-                (poison.options(max_retries=self.random.randint(0, 2)).remote(self._number()), Failure())
-            )
+            self._refs.append((poison.options(max_retries=self.random.randint(0, 2)).remote(self._number()), Failure()))
 
     def _group(self) -> None:
         """Tasks and an actor in a placement group, which is removed at the end or while they run."""

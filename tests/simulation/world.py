@@ -165,9 +165,7 @@ class World:
 
     # ---------------------------------------------------------------- time
 
-    def after(
-        self, delay_s: float, act: Callable[[], None], *, is_tick: bool = False, what: str = ""
-    ) -> None:
+    def after(self, delay_s: float, act: Callable[[], None], *, is_tick: bool = False, what: str = "") -> None:
         self._num_scheduled += 1
         self._num_live += not is_tick
         heapq.heappush(self._events, (self.now + max(0.0, delay_s), self._num_scheduled, act, is_tick, what))
@@ -274,9 +272,7 @@ class World:
         ]
         for process in self.processes.values():
             if process.socket is not None and process.is_alive:
-                frames += [
-                    (label.decode().rstrip(">"), process.name, frame) for label, frame in process.socket.inbox
-                ]
+                frames += [(label.decode().rstrip(">"), process.name, frame) for label, frame in process.socket.inbox]
         return frames
 
     def cut(self, group: frozenset[str], seconds: float) -> None:

@@ -22,9 +22,7 @@ from rlplat.tracking.tracker import TrackedRun
 class FakeRun:
     stored: dict[str, dict[str, dict[int, float]]] = {}
 
-    def __init__(
-        self, run_hash: str | None = None, *, repo: str, force_resume: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, run_hash: str | None = None, *, repo: str, force_resume: bool = False, **options: Any) -> None:
         assert set(options) == {
             "experiment",
             "system_tracking_interval",

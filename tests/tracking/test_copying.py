@@ -223,18 +223,14 @@ def test_train_starts_the_copy_and_a_resume_continues_it(tmp_path: Path, home: P
 
 
 @pytest.mark.process
-def test_how_to_copy_again_works_as_it_is(
-    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_to_copy_again_works_as_it_is(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my run").mkdir()
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     Sidecar(tmp_path / "my run", FAKE).wait()
     assert capsys.readouterr().err.endswith(f"again: rlplat track '{tmp_path}/my run' --to {FAKE}\n")
 
 
-def test_an_unknown_tracker_ends_train_before_it_begins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_tracker_ends_train_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "run")
     assert main(["train", "--algo", "ppo", "--env", "CartPole-v1", "--track", "wandbb", "--out", out]) == 2
     assert "did you mean 'wandb'" in capsys.readouterr().err and not os.path.exists(out)
@@ -250,6 +246,4 @@ def test_the_pages_own_tracker_works(run: Path, tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.stdout.startswith(f"{rows} rows of "), done.stderr
         (file,) = tmp_path.glob("*.csv")
-        assert [line.partition(",")[0] for line in file.read_text().splitlines()] == [
-            str(each) for each in ALL
-        ]
+        assert [line.partition(",")[0] for line in file.read_text().splitlines()] == [str(each) for each in ALL]

@@ -48,9 +48,7 @@ def test_every_row_comes_once_whatever_the_pieces(
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     good = data.draw(st.integers(0, 12))
-    lines = [
-        line(i + 1, **data.draw(st.dictionaries(st.sampled_from("abc"), st.floats()))) for i in range(good)
-    ]
+    lines = [line(i + 1, **data.draw(st.dictionaries(st.sampled_from("abc"), st.floats()))) for i in range(good)]
     for bad in data.draw(st.lists(st.sampled_from(BAD), max_size=4)):
         lines.insert(data.draw(st.integers(0, len(lines))), bad)
     text = b"".join(each + b"\n" for each in lines)
@@ -110,9 +108,7 @@ def test_of_the_closing_line_only_the_evaluation_is_new(tmp_path: Path) -> None:
     assert all_rows(path, place) == ([], place)
 
 
-def test_a_line_of_10_mb_is_skipped_and_never_read_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_of_10_mb_is_skipped_and_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line(1) + b'\n{"a": "' + b"x" * (10 << 20) + b'"}\n' + line(2) + b"\n")
     found = read_rows(path, Place())

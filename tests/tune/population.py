@@ -118,9 +118,7 @@ class Population:
             self.stored[action.trial.number] = copy.deepcopy(action.trial)
         elif isinstance(action, ex.CopyCheckpoint):
             self.copies.append((action.target, action.source, action.name))
-            self.files[action.target, action.name] = copy.deepcopy(
-                self.files[action.source, action.mark.name]
-            )
+            self.files[action.target, action.name] = copy.deepcopy(self.files[action.source, action.mark.name])
         elif isinstance(action, ex.Begin):
             trial = action.trial
             assert self.stored[trial.number].checkpoint == trial.checkpoint, "recorded before it is begun"

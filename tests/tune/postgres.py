@@ -28,9 +28,7 @@ def _binaries() -> Path | None:
     candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     if found := shutil.which("postgres"):
         candidates.insert(0, Path(found).resolve().parent)
-    return next(
-        (path for path in candidates if (path / "postgres").exists() and (path / "initdb").exists()), None
-    )
+    return next((path for path in candidates if (path / "postgres").exists() and (path / "initdb").exists()), None)
 
 
 def _user() -> str | None:
@@ -120,9 +118,7 @@ class PostgresServer:
         )
 
     def _answers(self) -> bool:
-        assert self._process is not None and self._process.poll() is None, (
-            self._directory / "log"
-        ).read_text()
+        assert self._process is not None and self._process.poll() is None, (self._directory / "log").read_text()
         ready = [str(self._binaries / "pg_isready"), "-q", "-h", str(self._sockets), "-p", str(self.port)]
         return subprocess.run(ready).returncode == 0
 
@@ -155,9 +151,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         pytest.skip("no PostgreSQL server here (postgres and initdb on PATH or in /usr/lib/postgresql)")
     if user is None:
         pytest.skip("PostgreSQL does not run as root, and there is no user postgres or nobody")
-    directory = Path(
-        tempfile.mkdtemp(prefix="rlplat-pg-", dir="/tmp")
-    )  # short: a socket's path has 107 characters
+    directory = Path(tempfile.mkdtemp(prefix="rlplat-pg-", dir="/tmp"))  # short: a socket's path has 107 characters
     directory.chmod(0o755)
     server = None
     try:

@@ -17,9 +17,7 @@ from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 
 def a_trial(number: int, *values: float, state: TrialState = TrialState.COMPLETE, **params: Any) -> Trial:
     last = dict(zip(("loss", "time_s"), values, strict=False))
-    return Trial(
-        number, {**params, "constant": 1}, params, number, state, step=1, progress=1, values=values, last=last
-    )
+    return Trial(number, {**params, "constant": 1}, params, number, state, step=1, progress=1, values=values, last=last)
 
 
 def test_the_best_trial_is_the_largest_or_the_smallest() -> None:

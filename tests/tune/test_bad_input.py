@@ -33,9 +33,7 @@ class Steps:
         return {"accuracy": 1.0}
 
 
-SPEC = ExperimentSpec(
-    trainable=train, config={"alpha": tune.uniform(0, 1)}, metric="accuracy", name="bad", out="exp"
-)
+SPEC = ExperimentSpec(trainable=train, config={"alpha": tune.uniform(0, 1)}, metric="accuracy", name="bad", out="exp")
 
 
 @pytest.fixture(autouse=True)
@@ -150,9 +148,7 @@ def test_names_of_ray_say_what_they_are_here() -> None:
 def test_complaints_about_a_file_say_where() -> None:
     origins = {"scheduler": "exp.yaml:3", "searcher.name": "exp.yaml:4", "searcher": "exp.yaml:4"}
     origins |= {"config.alpha": "exp.yaml:5", "metric": "--set metric", "metric.x": ""}
-    assert complaint(origins=origins, scheduler="ahsa").startswith(
-        "exp.yaml:3: unknown trial scheduler 'ahsa'"
-    )
+    assert complaint(origins=origins, scheduler="ahsa").startswith("exp.yaml:3: unknown trial scheduler 'ahsa'")
     assert complaint(origins=origins, searcher=Searcher("tp")).startswith("exp.yaml:4: no searcher 'tp'")
     assert "'alpha' in exp.yaml:5: " in complaint(origins=origins, config={"alpha": tune.uniform(2, 1)})
     assert complaint(origins=origins, metric=("a", "a")).startswith("metric (from --set metric): ")

@@ -24,9 +24,7 @@ def trial(config: dict[str, Any], report: Any) -> None:
 
 
 def resumed(path: Path) -> Any:
-    return tune.run(
-        trial, {"a": tune.grid([1, 2, 3])}, metric="x", out=path, resume=path.exists(), progress=False
-    )
+    return tune.run(trial, {"a": tune.grid([1, 2, 3])}, metric="x", out=path, resume=path.exists(), progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +118,7 @@ def test_what_follows_from_the_study_is_made_anew(place: Path, damage: bytes) ->
     assert (place / "results.csv").read_bytes() == whole
 
 
-def test_a_last_line_that_was_cut_is_said_and_continued(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_last_line_that_was_cut_is_said_and_continued(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = place / "study.journal"
     journal.write_bytes(journal.read_bytes()[:-5])
     again = tune.run(trial, {"a": tune.grid([1, 2, 3])}, metric="x", out=place, resume=True)

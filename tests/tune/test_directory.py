@@ -37,9 +37,7 @@ def open_directory(path: Path, *, resume: bool = False, say: Any = pytest.fail) 
 
 
 def a_trial(number: int, **params: Any) -> Trial:
-    return Trial(
-        number, {"alpha": 0.5, **params}, params or {"alpha": 0.5}, seed=number, state=TrialState.RUNNING
-    )
+    return Trial(number, {"alpha": 0.5, **params}, params or {"alpha": 0.5}, seed=number, state=TrialState.RUNNING)
 
 
 def report(directory: ExperimentDirectory, trial: Trial, step: int, /, **metrics: Any) -> None:
@@ -110,9 +108,7 @@ def test_an_existing_experiment_is_refused_and_says_what_to_do(tmp_path: Path) -
     path = tmp_path / "exp"
     path.mkdir()  # an empty directory is as good as none
     open_directory(path).close()
-    with pytest.raises(
-        ConfigError, match=r"an experiment is already in .*exp; continue it: --resume.*--out DIRECTORY"
-    ):
+    with pytest.raises(ConfigError, match=r"an experiment is already in .*exp; continue it: --resume.*--out DIRECTORY"):
         open_directory(path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("")
@@ -134,9 +130,7 @@ def test_only_one_process_writes(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ConfigError, match=r"cannot write to the experiment's directory .*file/exp: Not a directory"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot write to the experiment's directory .*file/exp: Not a directory"):
         open_directory(tmp_path / "file" / "exp")
 
 
@@ -247,9 +241,7 @@ def test_a_disk_that_is_full_from_the_first_report_on_stops_nothing(tmp_path: Pa
             report(directory, trial, step)
         directory._curves._next_write_s = 0.0
         directory.flush()
-        assert all(not file.pending for file in directory._curves._open.values()), (
-            "nothing piles up in memory"
-        )
+        assert all(not file.pending for file in directory._curves._open.values()), "nothing piles up in memory"
     directory.best(trials[0])
     monkeypatch.setattr(Path, "write_text", full)
     for trial in trials:
@@ -269,15 +261,11 @@ def test_best_yaml_says_what_it_is(tmp_path: Path, monkeypatch: Any) -> None:
     directory.best(trial)
     directory.flush()
     text = (tmp_path / "best.yaml").read_text()
-    assert text.startswith(
-        "# the best trial so far of an-experiment: 3, accuracy 0.875 (max) after 4 reports\n"
-    )
+    assert text.startswith("# the best trial so far of an-experiment: 3, accuracy 0.875 (max) after 4 reports\n")
     assert text.splitlines()[1:] == ["alpha: 0.5"]
     directory.best(trial, "algo: ppo\n")
     directory.flush()
-    assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == {"alpha": 0.5}, (
-        "every other second is enough"
-    )
+    assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == {"alpha": 0.5}, "every other second is enough"
     monkeypatch.setattr(directory_module, "BEST_PERIOD_S", 0.0)
     directory._next_best_s = 0.0
     directory.flush()

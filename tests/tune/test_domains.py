@@ -15,9 +15,7 @@ from rlplat.tune.domains import Domain, Range
 
 SHARES = st.floats(0, 1, exclude_max=True)
 ENDS = st.tuples(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
-POSITIVE_ENDS = st.tuples(st.floats(1e-9, 1e3), st.floats(1.001, 1e6)).map(
-    lambda pair: (pair[0], pair[0] * pair[1])
-)
+POSITIVE_ENDS = st.tuples(st.floats(1e-9, 1e3), st.floats(1.001, 1e6)).map(lambda pair: (pair[0], pair[0] * pair[1]))
 
 
 def draws(domain: Domain, size: int = 4000) -> list:

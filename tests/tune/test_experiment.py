@@ -58,9 +58,7 @@ class Numbered:
 class Scripted(FIFO):
     """Gives the verdicts of a dict (trial, step) -> verdict, and once the `due` of a list."""
 
-    def __init__(
-        self, verdicts: dict[tuple[int, int], Verdict], due: list[tuple[int, Due]] | None = None
-    ) -> None:
+    def __init__(self, verdicts: dict[tuple[int, int], Verdict], due: list[tuple[int, Due]] | None = None) -> None:
         super().__init__()
         self.verdicts, self._due = verdicts, due or []
 
@@ -255,9 +253,7 @@ def test_checkpoints_by_period_and_by_their_price() -> None:
     for step in range(1, 31):
         saves.append(Save in kinds(report(by_price, 0, 0.1, run_s=1.0)))
         if saves[-1]:
-            by_price.handle(
-                Saved(0, f"step_{step}", step, seconds=1.0)
-            )  # a tenth of the time: every ten seconds
+            by_price.handle(Saved(0, f"step_{step}", step, seconds=1.0))  # a tenth of the time: every ten seconds
     assert [step for step, saved in enumerate(saves, start=1) if saved] == [5, 15, 25]
 
 
@@ -489,9 +485,7 @@ class World:
                     self.ended.append(trial.number)
                 self.stored[trial.number] = copy.deepcopy(trial)
             elif isinstance(action, Begin):
-                assert self.stored[action.trial.number].state is TrialState.RUNNING, (
-                    "recorded before it is begun"
-                )
+                assert self.stored[action.trial.number].state is TrialState.RUNNING, "recorded before it is begun"
                 self.begins.append((action.trial.number, action.trial.step))
                 self.running[action.trial.number] = action.trial.step
                 self.compute(action.trial.number)
@@ -551,9 +545,7 @@ class PauseHalf(FIFO):
         return Stop("fifth") if trial.step == 4 and trial.number % 5 == 0 else Continue(save=trial.step == 3)
 
     def due(self) -> list[tuple[int, Due]]:
-        due: list[tuple[int, Due]] = (
-            [(number, Resume()) for number in self._paused] if self._all_there else []
-        )
+        due: list[tuple[int, Due]] = [(number, Resume()) for number in self._paused] if self._all_there else []
         self._paused = self._paused if not due else []
         return due
 
@@ -575,9 +567,7 @@ def test_a_tuner_killed_at_any_event_goes_on_and_every_trial_ends_once(seed: int
         world.perform(restored.restore([copy.deepcopy(world.stored[n]) for n in sorted(world.stored)]))
     assert sorted(world.ended) == list(range(num_trials))
     states = [world.stored[number].state for number in range(num_trials)]
-    assert [state is TrialState.STOPPED for state in states] == [
-        number % 5 == 0 for number in range(num_trials)
-    ]
+    assert [state is TrialState.STOPPED for state in states] == [number % 5 == 0 for number in range(num_trials)]
     for number, trial in world.stored.items():
         assert trial.step == (4 if number % 5 == 0 else world.length)
         assert [progress for progress, _ in trial.history] == list(map(float, range(1, trial.step + 1)))

@@ -223,9 +223,7 @@ def test_what_is_kept_of_an_experiment_is_the_experiment(here: Path) -> None:
     assert "secret" not in text and "me@host" in text and "out:" not in text
     Path("exp/kept").mkdir(parents=True)
     Path("exp/kept/experiment.yaml").write_text(text)
-    (again,) = load_experiments(
-        "exp/kept/experiment.yaml", [Layer({"out": "runs/exp", "storage": spec.storage})]
-    )
+    (again,) = load_experiments("exp/kept/experiment.yaml", [Layer({"out": "runs/exp", "storage": spec.storage})])
     assert again == spec
 
 
@@ -259,9 +257,7 @@ def test_numbers_of_numpy_are_kept_as_numbers() -> None:
         "c": tune.randint(np.int64(1), np.int32(4)),
         "d": {"e": np.arange(2), "f": np.float32(2)},
     }
-    spec = ExperimentSpec(
-        trainable=compute, config=tree, metric="m", stop={"m": np.float64(3)}, name="x"
-    ).checked()
+    spec = ExperimentSpec(trainable=compute, config=tree, metric="m", stop={"m": np.float64(3)}, name="x").checked()
     assert parse_yaml(dump_experiment(spec), "kept").values["config"] == {
         "a": {"uniform": [0.5, 1.0]},
         "b": {"grid": [0.0, 0.5, 1.0]},
@@ -312,9 +308,7 @@ def test_an_experiment_knows_its_files_in_another_folder_and_in_a_moved_project(
     assert again.config == {"env": {"choice": [f"{ours}/mine.py:Env", "X-v0"]}, "note": "./mine.py:Env"}
     refuse_changes(again, load_yaml(saved).values, "here")
     moved = ours.rename(here / "moved")
-    (again,) = load_experiments(
-        moved / "runs/a/experiment.yaml", [layer_from_flags([("out", f"{moved}/runs/a")])]
-    )
+    (again,) = load_experiments(moved / "runs/a/experiment.yaml", [layer_from_flags([("out", f"{moved}/runs/a")])])
     assert again.trainable == f"{moved}/mine.py:train" and not caplog.records
     refuse_changes(again, load_yaml(moved / "runs/a/experiment.yaml").values, "here")
     begun = {"trainable": f"{ours}/mine.py:train", "config": spec.config, "metric": "m"}

@@ -56,17 +56,12 @@ def test_a_trial_that_cannot_be_saved_goes_on_and_it_is_told_once() -> None:
     assert kinds(report(experiment, 0, 0.2)) == [RecordReport, Save, Advance]
     said, *rest = experiment.handle(refused(0, 2))
     assert isinstance(said, Say) and not said.to_log_only
-    assert (
-        "trial 0 could not be saved at its report 2 and goes on; its checkpoint of report 1 stays"
-        in said.text
-    )
+    assert "trial 0 could not be saved at its report 2 and goes on; its checkpoint of report 1 stays" in said.text
     assert "e/trials/00000/checkpoints: OSError: no space" in said.text and kinds(rest) == [RecordChange]
     report(experiment, 0, 0.3)
     assert kinds(experiment.handle(refused(0, 3))) == [RecordChange]
     assert (trial.failures, trial.checkpoint) == (0, CheckpointMark(1, "step_1", 1.0))
-    assert (
-        trial.notes["not_saved"] == "not saved at report 2 in e/trials/00000/checkpoints: OSError: no space"
-    )
+    assert trial.notes["not_saved"] == "not saved at report 2 in e/trials/00000/checkpoints: OSError: no space"
     report(experiment, 0, 0.4)
     experiment.handle(Saved(0, "step_4", 4))
     assert trial.checkpoint == CheckpointMark(4, "step_4", 4.0)
@@ -169,9 +164,7 @@ def test_together_one_that_could_not_be_saved_keeps_nobody_from_copying() -> Non
     def play(**settings: Any) -> Population:
         scheduler: Any = SCHEDULERS["pbt synch"]
         space = {"lr": loguniform(1e-4, 1.0)}
-        return Population(
-            Climber, space, scheduler, num_samples=8, slots=8, stop={"step": 12}, **settings
-        ).run()
+        return Population(Climber, space, scheduler, num_samples=8, slots=8, stop={"step": 12}, **settings).run()
 
     copies = [copy for copy in play().copies if "_step_3" in copy[2]]
     assert len(copies) == 2
@@ -219,9 +212,7 @@ def test_a_save_that_raises_costs_no_retry_and_leaves_the_checkpoint_before_it(
     where = tmp_path / "e" / "trials" / "00000" / "checkpoints"
     told = [line for line in capsys.readouterr().err.splitlines() if "could not be saved" in line]
     assert len(told) == 1, told
-    assert (
-        "trial 0 could not be saved at its report 3 and goes on; its checkpoint of report 2 stays" in told[0]
-    )
+    assert "trial 0 could not be saved at its report 3 and goes on; its checkpoint of report 2 stays" in told[0]
     assert f"{where}: OSError: [Errno 28] No space left on device" in told[0]
     assert "test_failed_saves.py" in (tmp_path / "e" / "log.txt").read_text()  # where it was raised
 

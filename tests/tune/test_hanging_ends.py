@@ -54,9 +54,7 @@ class HangsAtItsEnd:
 
 
 @pytest.mark.parametrize("how", ["waits", "native", "after an error"])
-def test_an_end_that_hangs_costs_its_process_and_no_trial_a_retry(
-    cluster: None, how: str, tmp_path: Path
-) -> None:
+def test_an_end_that_hangs_costs_its_process_and_no_trial_a_retry(cluster: None, how: str, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     space = {"a": tune.grid([1, 2]), "how": how, "notes": str(notes)}
     analysis = run(HangsAtItsEnd, space, tmp_path, stop={"step": 2}, max_concurrent=1)
@@ -73,9 +71,7 @@ class ExitsAtItsEnd(HangsAtItsEnd):
         os._exit(3)
 
 
-def test_an_end_that_takes_its_process_with_it_is_no_failure_of_the_next(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_an_end_that_takes_its_process_with_it_is_no_failure_of_the_next(cluster: None, tmp_path: Path) -> None:
     space = {"a": tune.grid([1, 2, 3]), "how": "exits", "notes": os.devnull}
     analysis = run(ExitsAtItsEnd, space, tmp_path, stop={"step": 2}, max_concurrent=1)
     assert states(analysis) == ["complete"] * 3
@@ -107,9 +103,7 @@ class CopiesOnce(FIFO):
         return Continue(save=trial.number == 0)
 
 
-def test_an_end_that_hangs_before_a_copy_begins_is_no_failure_of_the_copy(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_an_end_that_hangs_before_a_copy_begins_is_no_failure_of_the_copy(cluster: None, tmp_path: Path) -> None:
     space = {"a": tune.grid([0, 1]), "how": "waits", "notes": str(tmp_path / "notes")}
     analysis = run(WaitsForItsCopy, space, tmp_path, scheduler=CopiesOnce(), stop={"x": 1})
     assert states(analysis) == ["complete"] * 2 and analysis.trials[1].notes["exploits"]
@@ -137,9 +131,7 @@ def test_an_end_that_takes_longer_than_max_silence_s_is_not_the_next_trials_sile
 def test_max_silence_s_is_refused_where_nobody_could_end_the_trial(tmp_path: Path) -> None:
     rlplat.init(num_cpus=1, num_gpus=0, backend="inproc")
     try:
-        with pytest.raises(
-            ConfigError, match=r"max_silence_s needs worker processes.*leave it out"
-        ) as caught:
+        with pytest.raises(ConfigError, match=r"max_silence_s needs worker processes.*leave it out") as caught:
             run(lambda config: 1.0, {"a": 1}, tmp_path, max_silence_s=5)
     finally:
         rlplat.shutdown()

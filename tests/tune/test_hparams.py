@@ -20,9 +20,7 @@ from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import Trial, TrialState
 from tests.patience import soon
 
-sys.modules.setdefault(
-    "tensorboard.compat.notf", types.ModuleType("notf")
-)  # TensorFlow takes ten seconds to load
+sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))  # TensorFlow takes ten seconds to load
 accumulators = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator", reason="needs the extra rlplat[log]"
 )

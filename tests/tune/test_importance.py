@@ -59,13 +59,9 @@ def test_it_agrees_with_optunas(monkeypatch: pytest.MonkeyPatch) -> None:
     distribution = optuna.distributions.FloatDistribution(-1, 1)
     for of_trial, score in zip(params, scores, strict=True):
         study.add_trial(
-            optuna.trial.create_trial(
-                params=of_trial, distributions=dict.fromkeys(of_trial, distribution), value=score
-            )
+            optuna.trial.create_trial(params=of_trial, distributions=dict.fromkeys(of_trial, distribution), value=score)
         )
-    theirs = optuna.importance.get_param_importances(
-        study, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
-    )
+    theirs = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
     ours = importances(params, scores, DOMAINS)
     assert [importance.name for importance in ours][:2] == list(theirs)[:2] == ["much", "little"]
     assert ours[0].share == pytest.approx(theirs["much"], abs=0.15)
@@ -85,17 +81,11 @@ def test_logarithmic_ranges_options_and_conditional_parameters() -> None:
         if drawn["kind"] != "b":
             del drawn["b.only"]
         params.append(drawn)
-        scores.append(
-            -abs(np.log10(drawn["lr"]) + 4) - 3 * (drawn["kind"] == "a") - 5 * drawn.get("b.only", 0)
-        )
+        scores.append(-abs(np.log10(drawn["lr"]) + 4) - 3 * (drawn["kind"] == "a") - 5 * drawn.get("b.only", 0))
     found = {importance.name: importance for importance in importances(params, scores, domains)}
     assert set(found) == set(domains)
     assert found["size"].may_be_chance and found["size"].share < 0.05
-    assert (
-        not found["lr"].may_be_chance
-        and not found["kind"].may_be_chance
-        and not found["b.only"].may_be_chance
-    )
+    assert not found["lr"].may_be_chance and not found["kind"].may_be_chance and not found["b.only"].may_be_chance
 
 
 def test_too_few_trials_say_nothing() -> None:
@@ -104,9 +94,7 @@ def test_too_few_trials_say_nothing() -> None:
 
 
 def test_values_beyond_the_domain_count_as_the_nearest() -> None:
-    params: list[dict[str, Any]] = [
-        {"a": 10.0 ** (n % 8 - 6), "b": ("x", "y", "gone")[n % 3]} for n in range(40)
-    ]
+    params: list[dict[str, Any]] = [{"a": 10.0 ** (n % 8 - 6), "b": ("x", "y", "gone")[n % 3]} for n in range(40)]
     domains = {"a": loguniform(1e-4, 1), "b": choice(["x", "y"]), "c": normal(0, 1)}
     found = importances(params, [float(n % 8) for n in range(40)], domains)
     assert {one.name for one in found} == {"a", "b"} and found[0].name == "a"

@@ -48,9 +48,7 @@ def test_lines_are_in_the_file_when_sync_returns_and_not_before(journal: Journal
     assert numbers(journal.path) == [1, 2]
 
 
-def test_the_disk_has_them_soon_and_at_once_when_asked(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_disk_has_them_soon_and_at_once_when_asked(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     synced_sizes: list[int] = []
     fdatasync = os.fdatasync
 
@@ -68,9 +66,7 @@ def test_the_disk_has_them_soon_and_at_once_when_asked(
     assert journal.path.stat().st_size in synced_sizes
 
 
-def test_a_disk_that_fails_later_is_told_by_the_next_sync(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fails_later_is_told_by_the_next_sync(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
@@ -154,9 +150,7 @@ def test_a_disk_that_takes_a_half_gives_it_back_and_gets_it_later(journal: Journ
     try:
         journal.append_logs([log(2, text="x" * 100)])
         for _ in range(2):
-            with pytest.raises(
-                ConfigError, match=r"study\.journal cannot be written: File too large; .*--resume"
-            ):
+            with pytest.raises(ConfigError, match=r"study\.journal cannot be written: File too large; .*--resume"):
                 journal.sync()
             assert journal.path.read_bytes() == before
     finally:
@@ -214,9 +208,7 @@ while True:
 def test_what_was_confirmed_survives_kill_9_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
     for round_ in range(6):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
-        )
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
         assert writer.stdout
         confirmed = 0
         for _ in range(20 + 37 * round_):

@@ -119,9 +119,7 @@ def test_nsga2_goes_on_when_trials_of_a_generation_end_late_or_badly(tmp_path, s
         assert -5 <= config["x"] <= 10 and 0 <= config["y"] <= 15
         if len(play.running) == 3:
             number = sorted(play.running)[1]
-            play.end(
-                number, {2: TrialState.FAILED, 3: TrialState.STOPPED}.get(number % 5, TrialState.COMPLETE)
-            )
+            play.end(number, {2: TrialState.FAILED, 3: TrialState.STOPPED}.get(number % 5, TrialState.COMPLETE))
     assert len(play.study.load()) == 40 and len(play.running) == 2
     play.close()
 
@@ -160,9 +158,7 @@ def test_nsga2_comes_nearer_to_the_pareto_front_than_random(tmp_path):
 @pytest.mark.parametrize("name", ["tpe", "cmaes", "qmc"])
 def test_better_than_random_on_branin(tmp_path, name):
     regrets = {
-        kind: statistics.median(
-            best_regret(tmp_path / f"{kind}{seed}", Searcher(kind), seed, 40) for seed in range(10)
-        )
+        kind: statistics.median(best_regret(tmp_path / f"{kind}{seed}", Searcher(kind), seed, 40) for seed in range(10))
         for kind in ("random", name)
     }
     assert regrets[name] < regrets["random"]
@@ -176,11 +172,7 @@ def test_gp_finds_the_optimum_of_branin(tmp_path):
 
 def test_a_model_learns_within_the_options_of_a_choice(tmp_path):
     space = Space.parse(
-        {
-            "o": tune.choice(
-                [{"name": "bad", "m": tune.uniform(0, 1)}, {"name": "good", "b": tune.uniform(0, 1)}]
-            )
-        }
+        {"o": tune.choice([{"name": "bad", "m": tune.uniform(0, 1)}, {"name": "good", "b": tune.uniform(0, 1)}])}
     )
     play = Play(tmp_path, Searcher("tpe"), space, lambda config: -abs(config["o"].get("b", -9.0) - 0.8))
     late = play.go_on(80)[50:]
@@ -234,9 +226,7 @@ def test_points_teach_cmaes_and_nsga2(tmp_path):
     for name in ("cmaes", "nsga2"):
         points = [{"x": value} for value in (1.0, 2.0, 3.0, 4.0)]
         settings = Searcher(name, {"population_size": 4, "points": points})
-        play = Play(
-            tmp_path / name, settings, Space.parse({"x": tune.uniform(0, 5)}), lambda config: config["x"]
-        )
+        play = Play(tmp_path / name, settings, Space.parse({"x": tune.uniform(0, 5)}), lambda config: config["x"])
         play.go_on(4)
         notes = play.begin().notes
         play.close()
@@ -288,18 +278,14 @@ def test_a_sampler_is_shown_what_has_ended_and_what_runs(tmp_path):
 
 
 def test_a_conditional_parameter_is_asked_for_with_the_trials_that_had_it(tmp_path):
-    space = Space.parse(
-        {"o": tune.choice([{"n": "a", "m": tune.uniform(0, 1), "k": tune.uniform(0, 1)}, {"n": "b"}])}
-    )
+    space = Space.parse({"o": tune.choice([{"n": "a", "m": tune.uniform(0, 1), "k": tune.uniform(0, 1)}, {"n": "b"}])})
     play = Play(tmp_path, Searcher("tpe"), space, lambda config: 0.0)
     seen = spied(play)
     suggestions = play.go_on(12)
     play.close()
     had = [number for number, suggestion in enumerate(suggestions) if suggestion.params["o"] == "a"]
     assert 2 < len(had) < 10
-    asked = [
-        (number, [n for n, _ in shown[:-1]]) for number, names, shown, _ in seen if names == ["o.k", "o.m"]
-    ]
+    asked = [(number, [n for n, _ in shown[:-1]]) for number, names, shown, _ in seen if names == ["o.k", "o.m"]]
     assert asked == [(number, [n for n in had if n < number]) for number in had]
 
 
@@ -321,9 +307,7 @@ def test_each_question_has_random_numbers_of_its_own(tmp_path):
 
     play = Play(tmp_path, Searcher("random"), CONDITIONAL, bumpy)
     assert seeds_of(1) == seeds_of(1)
-    assert (
-        len(set(seeds_of(1) + seeds_of(2))) == 2 * 18
-    )  # two groups in each trial: always drawn, and the option's
+    assert len(set(seeds_of(1) + seeds_of(2))) == 2 * 18  # two groups in each trial: always drawn, and the option's
     play.close()
 
 
@@ -438,9 +422,7 @@ def test_only_trials_that_fit_are_taken(tmp_path):
 
 def test_an_experiment_of_optunas_own(tmp_path):
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "theirs.journal"))
-    theirs = optuna.create_study(
-        study_name="s", storage=optuna.storages.JournalStorage(backend), direction="minimize"
-    )
+    theirs = optuna.create_study(study_name="s", storage=optuna.storages.JournalStorage(backend), direction="minimize")
     theirs.optimize(
         lambda trial: branin({"x": trial.suggest_float("x", -5, 9), "y": trial.suggest_float("y", 0, 15)}),
         n_trials=12,
@@ -455,9 +437,7 @@ def test_earlier_experiments_that_do_not_fit_are_refused(tmp_path):
 
     def refused(message, space=BRANIN, modes=("min",), place=old):
         with pytest.raises(ConfigError, match=message):
-            make_searcher(
-                Searcher("tpe", warm_start=[place]), space, seed=0, num_samples=5, modes=list(modes)
-            )
+            make_searcher(Searcher("tpe", warm_start=[place]), space, seed=0, num_samples=5, modes=list(modes))
 
     refused("has minimize for its metric", modes=["max"])
     refused("none of the 30 trials in .* has alpha", space=Space.parse({"alpha": tune.uniform(0, 1)}))

@@ -39,9 +39,7 @@ def test_trials_that_hold_everything_lend_it_to_the_experiments_inside(cluster: 
 
 
 def test_an_experiment_inside_that_asks_for_more_is_refused_in_words(cluster: None, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"needs cpu 2, and the trial .* lends it CPU 1.*resources=\{'cpu': 2\}"
-    ):
+    with pytest.raises(ConfigError, match=r"needs cpu 2, and the trial .* lends it CPU 1.*resources=\{'cpu': 2\}"):
         run(outer, {"a": 1, "cpu": 2}, tmp_path)
 
 

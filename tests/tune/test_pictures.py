@@ -23,9 +23,7 @@ def draw(analysis: Analysis) -> dict[str, Any]:
     return figures
 
 
-def an_analysis(
-    path: Path, num: int, metric: Any = ("return",), mode: Any = ("max",), **more: Any
-) -> Analysis:
+def an_analysis(path: Path, num: int, metric: Any = ("return",), mode: Any = ("max",), **more: Any) -> Analysis:
     return Analysis(write_experiment(path, num, metric=metric, mode=mode, **more), metric, mode, path)
 
 
@@ -64,9 +62,7 @@ def test_schedules_show_what_changed() -> None:
 
 def test_nothing_to_see_is_no_picture() -> None:
     assert draw(Analysis([], ["x"], ["max"], None, "e")) == {}
-    alone = Trial(
-        0, {}, {"a": 1}, 0, TrialState.COMPLETE, step=1, progress=1, values=(1.0,), history=[(1, 1.0)]
-    )
+    alone = Trial(0, {}, {"a": 1}, 0, TrialState.COMPLETE, step=1, progress=1, values=(1.0,), history=[(1, 1.0)])
     assert draw(Analysis([alone], ["x"], ["max"], None, "e")) == {}
 
 

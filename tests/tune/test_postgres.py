@@ -75,9 +75,7 @@ def test_optuna_sees_an_ordinary_study(server: PostgresServer) -> None:
     for value in (float("inf"), float("-inf"), float("nan"), 0.1 + 0.2):
         report(study, running, value)
     study.sync()
-    theirs = optuna.load_study(
-        study_name="seen", storage=f"postgresql+psycopg2{server.url[len('postgresql') :]}"
-    )
+    theirs = optuna.load_study(study_name="seen", storage=f"postgresql+psycopg2{server.url[len('postgresql') :]}")
     seen = theirs.trials
     assert [trial.number for trial in seen] == [0, 1, 2, 3]
     assert [trial.state.name for trial in seen] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
@@ -110,9 +108,7 @@ def test_several_experiments_share_a_database(server: PostgresServer) -> None:
         Study.read(server.url, "third")
     with pytest.raises(ConfigError, match="name one"):
         Study.read(server.url)
-    with pytest.raises(
-        ConfigError, match=r"there is an experiment 'first' in postgresql://tuner@127.*--resume"
-    ):
+    with pytest.raises(ConfigError, match=r"there is an experiment 'first' in postgresql://tuner@127.*--resume"):
         Study.open(server.url, "first", ["max"], resume=False)
     with pytest.raises(ConfigError, match="mode was max and is min now"):
         Study.open(server.url, "first", ["min"], resume=True)
@@ -134,9 +130,7 @@ def test_an_experiment_that_was_refused_before_its_first_report_is_not_there(ser
 def test_a_second_tuner_is_told_who_has_it(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_LOCK_GRACE_S", 0.1)
     study = Study.open(server.url, "held", ["max"], resume=False)
-    with pytest.raises(
-        ConfigError, match=rf"'held' in .* is still running: rlplat tune \(pid {os.getpid()} on"
-    ):
+    with pytest.raises(ConfigError, match=rf"'held' in .* is still running: rlplat tune \(pid {os.getpid()} on"):
         Study.open(server.url, "held", ["max"], resume=True)
     study.close()
     Study.open(server.url, "held", ["max"], resume=True).close()
@@ -203,9 +197,7 @@ def test_a_server_that_starts_anew_is_waited_for_and_nothing_is_lost(
         assert len(as_optuna_sees(study).trials) == 2 * restarts + 3
     assert len(said) == 2
     for message in said:
-        assert (
-            message.startswith("waiting for the storage, 60 s at most: ") and f":{own_server.port}" in message
-        )
+        assert message.startswith("waiting for the storage, 60 s at most: ") and f":{own_server.port}" in message
         assert PASSWORD not in message
     trial.last = {}
     assert Study.read(own_server.url, "demo")[0] == trial
@@ -273,9 +265,7 @@ def stop_once(server: PostgresServer, moment: str, patch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.process
-def test_a_server_that_hangs_is_waited_for_too(
-    own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_hangs_is_waited_for_too(own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "REPLY_S", 0.3)
     monkeypatch.setattr(database, "CONNECT_S", 2)
     said: list[str] = []
@@ -295,18 +285,14 @@ def test_a_server_that_hangs_is_waited_for_too(
     assert len(Study.read(own_server.url, "demo")) == 2
 
 
-def test_a_server_that_cannot_be_reached_is_named(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_cannot_be_reached_is_named(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "CONNECT_S", 2)
 
     def refusal(url: str) -> str:
         began = time.monotonic()
         with pytest.raises(ConfigError) as caught:
             Study.open(url, "demo", ["max"], resume=False)
-        assert (
-            time.monotonic() - began < 30
-        )  # a limit, not a speed: without it a silent server is waited for minutes
+        assert time.monotonic() - began < 30  # a limit, not a speed: without it a silent server is waited for minutes
         assert "sesame" not in str(caught.value)
         with pytest.raises(ConfigError):
             Study.read(url, "demo")
@@ -327,13 +313,9 @@ def test_a_server_that_cannot_be_reached_is_named(
 
 
 def test_storages_that_are_not_there_name_those_that_are() -> None:
-    with pytest.raises(
-        ConfigError, match=r"storage sqlite:///x.db: SQLite locks .* omit storage .* postgresql://"
-    ):
+    with pytest.raises(ConfigError, match=r"storage sqlite:///x.db: SQLite locks .* omit storage .* postgresql://"):
         Study.open("sqlite:///x.db", "demo", ["max"], resume=False)
-    with pytest.raises(
-        ConfigError, match="storage mysql://root@localhost/x: use postgresql://user@host/database"
-    ):
+    with pytest.raises(ConfigError, match="storage mysql://root@localhost/x: use postgresql://user@host/database"):
         Study.open("mysql://root@localhost/x", "demo", ["max"], resume=False)
     with pytest.raises(ConfigError, match=r"@host:port:x/db\?bad=1 is no PostgreSQL address") as caught:
         Study.open("postgresql://me:sesame@host:port:x/db?bad=1", "demo", ["max"], resume=False)

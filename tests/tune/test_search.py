@@ -93,9 +93,7 @@ def test_a_grid_too_large_is_refused_with_its_size_and_its_axes():
 @pytest.mark.parametrize("grid_size", [1, 2, 3])
 def test_sobol_points_fill_each_cell_once(grid_size):
     """64 points of a (0, 6, 2)-net in base 2: one in each of 8 x 8 cells, for each point of the grid."""
-    space = Space.parse(
-        {"g": tune.grid(list(range(grid_size))), "x": tune.uniform(0, 8), "y": tune.uniform(0, 8)}
-    )
+    space = Space.parse({"g": tune.grid(list(range(grid_size))), "x": tune.uniform(0, 8), "y": tune.uniform(0, 8)})
     searcher = search("qmc", space, num_samples=64)
     configs = [searcher.suggest(number).config for number in range(64 * grid_size)]
     cells = {(int(config["x"]), int(config["y"])) for config in configs if config["g"] == 0}
@@ -114,9 +112,7 @@ def test_halton_and_no_scrambling():
 
 
 def test_quasi_random_points_in_conditions():
-    space = Space.parse(
-        {"o": tune.choice([{"k": 1, "a": tune.uniform(0, 1)}, {"k": 2, "b": tune.uniform(0, 1)}])}
-    )
+    space = Space.parse({"o": tune.choice([{"k": 1, "a": tune.uniform(0, 1)}, {"k": 2, "b": tune.uniform(0, 1)}])})
     searcher = search("qmc", space, num_samples=32)
     params = [searcher.suggest(number).params for number in range(32)]
     assert collections.Counter(one["o"] for one in params) == {"k=1": 16, "k=2": 16}

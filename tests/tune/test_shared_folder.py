@@ -12,9 +12,7 @@ from rlplat.tune import run_experiment
 from rlplat.tune.run_experiment import require_shared
 
 
-def test_machines_that_do_not_see_the_folder_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machines_that_do_not_see_the_folder_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rlplat.init(backend="inproc", num_cpus=1)
     try:
         monkeypatch.setattr(run_experiment, "_sees", lambda path: False)

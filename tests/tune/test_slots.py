@@ -25,9 +25,7 @@ def test_trials_that_always_have_an_answer_take_turns(tmp_path: Path) -> None:
     finally:
         rlplat.shutdown()
     steps = lines(notes)
-    together = steps[steps.index("2") :][
-        :12
-    ]  # the last one has begun, and the first one has not come to its end
+    together = steps[steps.index("2") :][:12]  # the last one has begun, and the first one has not come to its end
     for length in range(1, 13):
         made = [together[:length].count(number) for number in "012"]
         assert max(made) - min(made) <= 1, "".join(steps)

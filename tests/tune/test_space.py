@@ -162,9 +162,7 @@ def test_options_with_different_domains_at_one_place_give_different_names():
 
 
 def test_an_option_may_be_a_domain_itself_or_a_choice_again():
-    space = Space.parse(
-        {"x": tune.choice([0, tune.uniform(1, 2), tune.choice(["a", {"deep": tune.randint(5, 6)}])])}
-    )
+    space = Space.parse({"x": tune.choice([0, tune.uniform(1, 2), tune.choice(["a", {"deep": tune.randint(5, 6)}])])})
     values = [draw(space, seed).config["x"] for seed in range(60)]
     assert {type(value) for value in values} == {int, float, str, dict}
     assert all(1 <= value < 2 for value in values if isinstance(value, float))
@@ -242,15 +240,11 @@ def test_an_error_in_sample_from_names_the_key():
 
 
 def test_a_grid_is_the_product_with_the_last_axis_fastest():
-    space = Space.parse(
-        {"a": tune.grid([0.2, 0.4, 0.6]), "n": {"b": tune.grid([1, 2])}, "c": tune.uniform(0, 1)}
-    )
+    space = Space.parse({"a": tune.grid([0.2, 0.4, 0.6]), "n": {"b": tune.grid([1, 2])}, "c": tune.uniform(0, 1)})
     assert space.grid_size == 6
     assert space.grid_axes == {"a": 3, "n.b": 2}
     points = [space.grid_point(index) for index in range(6)]
-    assert [(point["a"], point["n.b"]) for point in points] == list(
-        itertools.product([0.2, 0.4, 0.6], [1, 2])
-    )
+    assert [(point["a"], point["n.b"]) for point in points] == list(itertools.product([0.2, 0.4, 0.6], [1, 2]))
     for index in (-1, 6):
         with pytest.raises(IndexError):
             space.grid_point(index)
@@ -438,9 +432,7 @@ def test_all_complaints_come_at_once_with_file_and_line():
     with pytest.raises(ConfigError) as caught:
         Space.parse(
             {"a": {"uniform": [1, 0]}, "b": {"c": {"choice": [{"d": {"uniform": [1, 0]}}]}}},
-            where=lambda path: next(
-                (lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), ""
-            ),
+            where=lambda path: next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), ""),
         )
     assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [
         "'a' in exp.yaml:3",

@@ -56,9 +56,7 @@ def test_a_trial_comes_back_as_it_was(scenario: Scenario, path: Path) -> None:
     assert again.load() == trials
     again.name_metrics(["score"])
     seen = as_optuna_sees(again)
-    assert [trial.state.name for trial in seen.trials].count("RUNNING") == 0 and seen.metric_names == [
-        "score"
-    ]
+    assert [trial.state.name for trial in seen.trials].count("RUNNING") == 0 and seen.metric_names == ["score"]
     again.close()
 
 
@@ -145,10 +143,7 @@ def test_a_sampler_of_optuna_learns_from_it(study: Study) -> None:
         trial.state = TrialState.COMPLETE
         study.end(trial)
     theirs, sampler = as_optuna_sees(study), optuna.samplers.TPESampler(seed=1)
-    drawn = [
-        sampler.sample_independent(theirs, theirs.trials[0], "alpha", DISTRIBUTIONS["alpha"])
-        for _ in range(20)
-    ]
+    drawn = [sampler.sample_independent(theirs, theirs.trials[0], "alpha", DISTRIBUTIONS["alpha"]) for _ in range(20)]
     assert sum(0.3 < value < 0.7 for value in drawn) > 15
 
 

@@ -65,9 +65,7 @@ def test_a_crash_in_the_debugger_backend_is_retried_too(tmp_path: Path) -> None:
     rlplat.init(num_cpus=2, backend="inproc")
     notes = tmp_path / "notes"
     try:
-        (only,) = run(
-            walk_with_fault, {"fault": "raise", "notes": str(notes)}, tmp_path, checkpoint_period=2
-        ).trials
+        (only,) = run(walk_with_fault, {"fault": "raise", "notes": str(notes)}, tmp_path, checkpoint_period=2).trials
     finally:
         rlplat.shutdown()
     assert lines(notes) == ["1", "2", "3", "4", "5", "5", "6"]
@@ -184,9 +182,7 @@ def has_a_typo(config: dict[str, Any], report: Any) -> None:
 
 
 @pytest.mark.parametrize(("step", "runs"), [(1, 1), (2, 3)])
-def test_a_typo_before_the_first_report_is_not_tried_again(
-    step: int, runs: int, backend: str, tmp_path: Path
-) -> None:
+def test_a_typo_before_the_first_report_is_not_tried_again(step: int, runs: int, backend: str, tmp_path: Path) -> None:
     """(Later ones may have other causes: the trial goes on from its checkpoint as after any crash.)"""
     notes = tmp_path / "notes"
     config = {"notes": str(notes), "step": step}
@@ -218,9 +214,7 @@ def test_an_error_in_close_loses_nothing(backend: str, tmp_path: Path) -> None:
     assert states(run(ClosesBadly, {"a": tune.grid([1, 2])}, tmp_path, stop={"step": 2})) == ["complete"] * 2
 
 
-def test_a_function_that_ignores_the_stop_costs_its_process_and_not_its_result(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_a_function_that_ignores_the_stop_costs_its_process_and_not_its_result(cluster: None, tmp_path: Path) -> None:
     def obstinate(config: dict[str, Any], report: Any) -> None:
         import rlplat.tune.trials.programs
 

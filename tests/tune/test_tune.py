@@ -176,11 +176,7 @@ def test_a_finished_experiment_has_nothing_to_go_on_with(backend: str, tmp_path:
         run(trial, space, tmp_path)
     second = run(trial, space, tmp_path, resume=True)
     assert lines(attempts) == ["begun"] * 3
-    assert (
-        [trial.values for trial in second.trials]
-        == [trial.values for trial in first.trials]
-        == [(1,), (2,), (3,)]
-    )
+    assert [trial.values for trial in second.trials] == [trial.values for trial in first.trials] == [(1,), (2,), (3,)]
     assert second.best_config == {"a": 3}
 
 
@@ -248,9 +244,7 @@ def test_ctrl_c_saves_what_runs_and_the_experiment_goes_on(tmp_path: Path) -> No
     assert "[400, 400, 400] ['complete', 'complete', 'complete']" in text
     after = lines(tmp_path / "notes")
     for a in (1, 2, 3):  # every step once: they were saved at the report at which they ended
-        assert [line for line in after if line.startswith(f"{a} ")] == [
-            f"{a} {step}" for step in range(1, 401)
-        ]
+        assert [line for line in after if line.startswith(f"{a} ")] == [f"{a} {step}" for step in range(1, 401)]
     assert len(after) == 1200 > len(before)
     records = [json.loads(line) for line in lines(tmp_path / "e" / "results.jsonl")]
     assert len(records) == 1200

@@ -35,9 +35,7 @@ def a_trial(number: int, value: float | None = None, **params: Any) -> Trial:
         "optimizer.name": "adam",
         "layers": [64, 64],
     }
-    trial = Trial(
-        number=number, config={}, params=params, seed=number, state=TrialState.RUNNING, run_s=number * 7.3
-    )
+    trial = Trial(number=number, config={}, params=params, seed=number, state=TrialState.RUNNING, run_s=number * 7.3)
     if value is not None:
         trial.values, trial.step, trial.progress = (value,), number + 1, number + 1
     return trial
@@ -105,8 +103,7 @@ def test_long_wide_and_many_parameters_are_cut_to_the_width() -> None:
 
 def test_parameters_that_differ_stay_where_there_is_no_room_for_all() -> None:
     trials = [
-        a_trial(i, 0.5, constant="x" * 30, **{f"same_{n}": 1.5 for n in range(8)}, alpha=i, beta=-i)
-        for i in range(3)
+        a_trial(i, 0.5, constant="x" * 30, **{f"same_{n}": 1.5 for n in range(8)}, alpha=i, beta=-i) for i in range(3)
     ]
     snapshot = Snapshot("e", ("accuracy",), {}, 3, trials, [], 1.0, (3, 4))
     header = next(line for line in lines_of(picture(snapshot, 80, 24), 80, 24) if "accuracy" in line)
@@ -221,7 +218,4 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_names_are_as_short_as_they_can_be() -> None:
     assert short_names(["a.lr", "b.lr", "b.c.size"]) == {"a.lr": "a.lr", "b.lr": "b.lr", "b.c.size": "size"}
-    assert (
-        params_text({"a.flag": True, "sizes": [64, 0.25], "none": None})
-        == "flag=true, sizes=[64, 0.25], none=none"
-    )
+    assert params_text({"a.flag": True, "sizes": [64, 0.25], "none": None}) == "flag=true, sizes=[64, 0.25], none=none"

@@ -23,9 +23,7 @@ def up(arguments: list[str]) -> int:
         from rlplat.cluster.launcher import table
 
         print(table(launcher.up()))
-        print(
-            f"the cluster '{launcher.cluster.title}' is up: rlplat submit {options.cluster} -- rlplat train ..."
-        )
+        print(f"the cluster '{launcher.cluster.title}' is up: rlplat submit {options.cluster} -- rlplat train ...")
     return 0
 
 

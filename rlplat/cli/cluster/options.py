@@ -136,9 +136,7 @@ def ports(text: str) -> tuple[int, int]:
 
 
 def refuse_dry_run(cluster: ClusterSettings) -> None:
-    raise UsageError(
-        f"--dry-run is for provider: kubernetes or sky, and provider={cluster.provider}: omit it"
-    )
+    raise UsageError(f"--dry-run is for provider: kubernetes or sky, and provider={cluster.provider}: omit it")
 
 
 def with_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -89,9 +89,7 @@ def _submit_to_slurm(cluster: ClusterSettings, program: list[str], wait: bool) -
 def begins_anew(program: Sequence[str]) -> None:
     """Say what a job that is queued again does, where its program does not continue by itself."""
     words = [Path(word).name for word in program]
-    verb = next(
-        (after for name, after in pairwise(words) if name == "rlplat" and after in ("train", "tune")), None
-    )
+    verb = next((after for name, after in pairwise(words) if name == "rlplat" and after in ("train", "tune")), None)
     if verb and not any(word.split("=")[0] == "--resume" for word in program):
         print(
             f"when the job is queued again, its program starts as it is, and `rlplat {verb}` refuses the directory "
@@ -150,10 +148,7 @@ def jobs(arguments: list[str]) -> int:
         for row in rows:
             print_json(row)
         return 0
-    print(
-        "\n".join(f"{row['id']:>4}  {_state(row):<22}{shlex.join(row['command'])}" for row in rows)
-        or "no jobs"
-    )
+    print("\n".join(f"{row['id']:>4}  {_state(row):<22}{shlex.join(row['command'])}" for row in rows) or "no jobs")
     return 0
 
 

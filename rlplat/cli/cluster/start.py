@@ -40,14 +40,10 @@ def run(arguments: list[str]) -> int:
     from rlplat import machines
 
     if options.host in ("0.0.0.0", "::"):
-        raise UsageError(
-            f"rlplat start: --host {options.host} is no address that others reach: name this machine's"
-        )
+        raise UsageError(f"rlplat start: --host {options.host} is no address that others reach: name this machine's")
     if options.head:
         address = machines.start_head(str(options.file), options.host, options.port)
-        print(
-            f"{options.file}: the join file of a new cluster; its head listens at {address} while a program runs"
-        )
+        print(f"{options.file}: the join file of a new cluster; its head listens at {address} while a program runs")
         if address.startswith(("127.", "localhost", "[::1]")):
             print("only this machine can join it: --host names an address that others reach", file=sys.stderr)
         return 0

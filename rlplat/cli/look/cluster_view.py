@@ -36,8 +36,7 @@ def check_limit(limit: int) -> None:
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], indent: str = "") -> None:
     """In colour on a terminal; elsewhere plain columns that stay the same for `grep` and `awk`."""
     cells = [
-        [str(value) if name == "pid" else _cell(value) for name, value in zip(header, row, strict=True)]
-        for row in rows
+        [str(value) if name == "pid" else _cell(value) for name, value in zip(header, row, strict=True)] for row in rows
     ]
     right = [bool(rows) and all(_is_number(row[column]) for row in rows) for column in range(len(header))]
     if sys.stdout.isatty():

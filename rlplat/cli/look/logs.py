@@ -44,10 +44,7 @@ def run(arguments: list[str]) -> int:
         rows = [[log.worker, str(log.pid or ""), log.actor, size_of(log.num_bytes)] for log in logs.workers()]
         if options.json:
             print_json(
-                [
-                    {"worker": log.worker, "pid": log.pid, "actor": log.actor, "file": log.path}
-                    for log in logs.workers()
-                ]
+                [{"worker": log.worker, "pid": log.pid, "actor": log.actor, "file": log.path} for log in logs.workers()]
             )
         else:
             print_table(["worker", "pid", "actor", "size"], rows)

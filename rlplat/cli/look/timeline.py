@@ -47,7 +47,5 @@ def run(arguments: list[str]) -> int:
     spans = [event for event in events if event["ph"] == "X"]
     rows = {event["tid"] for event in spans}
     length_s = max((event["ts"] + event["dur"] for event in spans), default=0.0) / 1e6
-    print(
-        f"{len(spans):,} spans in {len(rows)} rows over {length_s:.1f} s: {options.out} (open it in ui.perfetto.dev)"
-    )
+    print(f"{len(spans):,} spans in {len(rows)} rows over {length_s:.1f} s: {options.out} (open it in ui.perfetto.dev)")
     return 0

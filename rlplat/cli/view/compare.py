@@ -89,9 +89,7 @@ def run(arguments: list[str]) -> int:
         for name, paths in groups_of(options.runs).items()
     }
     metric = options.metric or _metric_of(rows for runs in records.values() for rows in runs.values())
-    groups = [
-        group for name, runs in records.items() for group in _groups(name, runs, metric, options.threshold)
-    ]
+    groups = [group for name, runs in records.items() for group in _groups(name, runs, metric, options.threshold)]
     by_env: dict[str, list[Group]] = {}
     for group in groups:
         by_env.setdefault(group.env, []).append(group)
@@ -246,9 +244,7 @@ def read_published(path: Path) -> list[Published]:
             std = value.get("std")
             steps = value.get("n_timesteps") or value.get("env_steps") or ""
             found.append(
-                Published(
-                    value["algo"], value["env"], float(value["mean"]), float(std) if std else None, steps
-                )
+                Published(value["algo"], value["env"], float(value["mean"]), float(std) if std else None, steps)
             )
         except (IndexError, ValueError):
             continue  # the line below the header, or another table
@@ -288,9 +284,7 @@ def _write(by_env: Mapping[str, Sequence[Group]], metric: str, out: Path) -> Non
     except ImportError:
         raise MissingExtra("matplotlib", "plots", "a picture") from None
     picture = Figure(figsize=(4.8 * len(by_env), 3.6), layout="constrained")
-    for axes, (env, groups) in zip(
-        np.atleast_1d(picture.subplots(1, len(by_env))), by_env.items(), strict=True
-    ):
+    for axes, (env, groups) in zip(np.atleast_1d(picture.subplots(1, len(by_env))), by_env.items(), strict=True):
         for each, color in zip(groups, COLORS * (1 + len(groups) // len(COLORS)), strict=False):
             scores, share, low, high = performance_profile(each.scores)
             axes.step(scores, share, where="post", color=color, label=f"{each.name} (n = {len(each.scores)})")

@@ -39,9 +39,7 @@ def run(arguments: list[str]) -> int:
     if options.export is not None and not options.export.absolute().parent.is_dir():
         raise UsageError(f"there is no directory {options.export.parent}: --export {options.export}")
     if not options.directory.is_dir():
-        raise ConfigError(
-            f"there is no directory {options.directory}: where are the runs? rlplat dashboard DIR"
-        )
+        raise ConfigError(f"there is no directory {options.directory}: where are the runs? rlplat dashboard DIR")
     token = read_token(options.token_file) if options.token_file else ""
     is_local = is_loopback(options.host)
     if not is_local and not token:

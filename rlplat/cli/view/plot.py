@@ -62,9 +62,7 @@ def run(arguments: list[str]) -> int:
             records = read_records(path / "metrics.jsonl")
             x, y = curve_of(records, options.metric, options.x)
             if not len(x):
-                names = sorted(
-                    {name for record in records for name, value in record.items() if value is not None}
-                )
+                names = sorted({name for record in records for name, value in record.items() if value is not None})
                 raise ConfigError(_nothing_there(path, options.metric, names))
             curves.append((x, y))
         bands[label] = band(curves, middle_of=options.middle)
@@ -105,8 +103,7 @@ def groups_of(given: list[str]) -> dict[str, list[Path]]:
         keys = main  # what else differs follows from these
     for key, paths in by_group.items():
         label = ", ".join(
-            f"{told[name][key]}" if name in ("algo", "env") else f"{name}={told[name][key]}"
-            for name in keys[:3]
+            f"{told[name][key]}" if name in ("algo", "env") else f"{name}={told[name][key]}" for name in keys[:3]
         )
         label = label or f"{settings[key].get('algo')} {settings[key].get('env')}"
         named.setdefault(label if label not in named else f"{label} ({paths[0].name})", []).extend(paths)
@@ -121,9 +118,7 @@ def _runs_at(text: str) -> list[Path]:
         if (path / "metrics.jsonl").exists():
             found.append(path)
         elif path.is_dir():
-            found += sorted(
-                run for kind, run in find(path) if kind == "run" and (run / "metrics.jsonl").exists()
-            )
+            found += sorted(run for kind, run in find(path) if kind == "run" and (run / "metrics.jsonl").exists())
     if not found:
         raise ConfigError(f"no run with metrics in '{text}'; `rlplat runs` lists the runs")
     return found

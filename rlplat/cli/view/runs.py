@@ -37,8 +37,7 @@ def run(arguments: list[str]) -> int:
     if not options.directory.is_dir() and str(options.directory) != "runs":
         raise ConfigError(f"there is no directory {options.directory}")
     found = [
-        describe_run(path) if kind == "run" else describe_experiment(path)
-        for kind, path in find(options.directory)
+        describe_run(path) if kind == "run" else describe_experiment(path) for kind, path in find(options.directory)
     ]
     found.sort(key=lambda row: row["updated"])
     runs = [row for row in found if row["kind"] == "run"]
@@ -46,16 +45,11 @@ def run(arguments: list[str]) -> int:
     if options.json:
         print_json(found)
     elif not found:
-        print(
-            spelled(f"no runs in {options.directory}; start one: rlplat train --algo ppo --env CartPole-v1")
-        )
+        print(spelled(f"no runs in {options.directory}; start one: rlplat train --algo ppo --env CartPole-v1"))
     if not options.json and runs:
         print(table([_cells(row) for row in runs], header=_HEADER))
     if not options.json and experiments:
-        print(
-            ("\n" if runs else "")
-            + table([_experiment_cells(row) for row in experiments], _EXPERIMENT_HEADER)
-        )
+        print(("\n" if runs else "") + table([_experiment_cells(row) for row in experiments], _EXPERIMENT_HEADER))
     return 0
 
 

@@ -51,9 +51,7 @@ def _kubectl(cluster: ClusterSettings) -> list[str]:
 
 def _run(cluster: ClusterSettings, arguments: list[str], manifest: str | None = None) -> str:
     try:
-        done = subprocess.run(
-            [*_kubectl(cluster), *arguments], input=manifest or "", capture_output=True, text=True
-        )
+        done = subprocess.run([*_kubectl(cluster), *arguments], input=manifest or "", capture_output=True, text=True)
     except FileNotFoundError:
         raise UsageError(
             "there is no kubectl on this machine: install it, or take what --dry-run prints to a machine that has it"

@@ -100,9 +100,7 @@ def _cluster_spec(cluster: ClusterSettings) -> Manifest:
         if name == "head":
             continue
         settings = kinds.get(name, NodeTypeSettings())
-        pod = _pod(
-            cluster, name, kind.resources, settings.memory or kubernetes.memory, settings.node_selector
-        )
+        pod = _pod(cluster, name, kind.resources, settings.memory or kubernetes.memory, settings.node_selector)
         counts = {"minReplicas": kind.min_nodes, "maxReplicas": kind.max_nodes}
         # with an autoscaler `replicas` is its own: a second `up` would take its nodes away
         if cluster.autoscale is None:

@@ -113,9 +113,7 @@ class Autoscaler:
     def _start(self, name: str) -> None:
         kind = name.rpartition("-")[0]
         self._say(f"{name}: starting")
-        how = self._engine.worker(
-            name, self._head.rpartition(":")[0], self._head, self._types[kind].resources
-        )
+        how = self._engine.worker(name, self._head.rpartition(":")[0], self._head, self._types[kind].resources)
         began = time.monotonic()
         try:
             NodeProcess(self._folder, name).start(
@@ -155,9 +153,7 @@ class Autoscaler:
 
 def main(folder: str, settings: str, engine: Engine | None = None) -> None:
     cluster = ClusterSettings.model_validate_json(settings)
-    autoscaler = Autoscaler(
-        Path(folder), cluster, engine or engine_of(cluster), lambda line: print(line, flush=True)
-    )
+    autoscaler = Autoscaler(Path(folder), cluster, engine or engine_of(cluster), lambda line: print(line, flush=True))
     print(READY, flush=True)
     while True:
         autoscaler.turn()

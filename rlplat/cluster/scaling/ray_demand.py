@@ -64,10 +64,7 @@ def _without_rays_own(resources: Mapping[str, float]) -> dict[str, float]:
     return {
         name: amount
         for name, amount in resources.items()
-        if not (
-            name.startswith(("node:", "bundle_", "accelerator_type:"))
-            or name in ("memory", "object_store_memory")
-        )
+        if not (name.startswith(("node:", "bundle_", "accelerator_type:")) or name in ("memory", "object_store_memory"))
     }
 
 

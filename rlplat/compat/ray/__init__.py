@@ -116,9 +116,7 @@ def init(
         raise OptionError(f"ray.init(address={address!r}, redis_address={redis_address!r}): give one of them")
     address = address or redis_address or None
     if address is not None and address.startswith("ray://"):
-        raise OptionError(
-            "ray.init('ray://...') is Ray's client: give the address of the head, HOST:6379, or 'auto'"
-        )
+        raise OptionError("ray.init('ray://...') is Ray's client: give the address of the head, HOST:6379, or 'auto'")
     if address == "local":
         address = None
     if local_mode and address:
@@ -149,9 +147,7 @@ def _with_old_names(made: Any) -> Any:
     """`f._remote(args=[1], num_gpus=1)` and the options' old names, in the process that decorated it."""
     options = made.options
     made.options = lambda **changes: _with_old_names(options(**renamed(changes)))
-    made._remote = lambda args=(), kwargs=None, **changes: made.options(**changes).remote(
-        *args, **(kwargs or {})
-    )
+    made._remote = lambda args=(), kwargs=None, **changes: made.options(**changes).remote(*args, **(kwargs or {}))
     return made
 
 

@@ -71,9 +71,7 @@ def deployment(target: Any = None, **options: Any) -> Any:
     return made if target is None else made(target)
 
 
-def batch(
-    function: Any = None, *, max_batch_size: int = 10, batch_wait_timeout_s: float = 0.01, **others: Any
-) -> Any:
+def batch(function: Any = None, *, max_batch_size: int = 10, batch_wait_timeout_s: float = 0.01, **others: Any) -> Any:
     check("serve.batch", others, {"max_concurrent_batches": "batches run one after the other"})
     made = serve.batch(max_size=max_batch_size, max_wait_ms=batch_wait_timeout_s * 1e3)
     return made if function is None else made(function)
@@ -112,9 +110,7 @@ def run(
     """Start it, or update the application of that name; -> the handle of its ingress."""
     check("serve.run", others, _NOT_HERE)
     if route_prefix not in ("/", None):
-        raise OptionError(
-            f"serve.run(route_prefix={route_prefix!r}) is not here: {_NOT_HERE['route_prefix']}"
-        )
+        raise OptionError(f"serve.run(route_prefix={route_prefix!r}) is not here: {_NOT_HERE['route_prefix']}")
     if name in _running:
         _running[name].update(target)
     else:

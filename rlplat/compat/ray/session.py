@@ -30,9 +30,7 @@ _here = threading.local()
 def current() -> Session:
     found: Session | None = getattr(_here, "session", None)
     if found is None:
-        raise RlplatError(
-            "there is no trial or training in this thread: report from the function that was given to it"
-        )
+        raise RlplatError("there is no trial or training in this thread: report from the function that was given to it")
     return found
 
 

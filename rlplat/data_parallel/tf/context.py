@@ -123,9 +123,7 @@ class TFContext(LoopContext):
             return thing
         if isinstance(thing, tf.keras.optimizers.Optimizer):
             if not self._models:
-                raise ConfigError(
-                    f"rank {self.rank}: ctx.prepare(model) comes before its optimizer, or with it"
-                )
+                raise ConfigError(f"rank {self.rank}: ctx.prepare(model) comes before its optimizer, or with it")
             thing.build(self._models[-1].trainable_variables)
             self._made_with.append(learning_rate_of(thing))
             if (saved := self._saved("optimizers", len(self._optimizers))) is not None:

@@ -38,9 +38,7 @@ class TFProgram(RankProgram):
         super().__init__(settings)
         gpus = tf.config.list_physical_devices("GPU") if settings.use_gpu else []
         if settings.use_gpu and not gpus:
-            raise RuntimeError(
-                f"rank {settings.rank} was given a GPU, and TensorFlow sees none ({tf.__version__})"
-            )
+            raise RuntimeError(f"rank {settings.rank} was given a GPU, and TensorFlow sees none ({tf.__version__})")
         with contextlib.suppress(RuntimeError):  # in a process that has used TensorFlow: backend="inproc"
             tf.config.set_visible_devices(gpus, "GPU")
             for gpu in gpus:
@@ -59,9 +57,7 @@ class TFProgram(RankProgram):
 
     def join(self, doors: Sequence[tuple[str, int]]) -> None:
         os.environ["TF_CONFIG"] = tf_config(doors, self.settings.rank)
-        options = tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=self.settings.hang_timeout_s
-        )
+        options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=self.settings.hang_timeout_s)
         try:
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         except tf.errors.UnknownError as error:

@@ -53,9 +53,7 @@ class KerasTraining:
         made = self._made(creators, "data", config)
         train, validation = made if isinstance(made, (tuple, list)) else (made, None)
         self._train = DividedData(train, "training", rank, world_size)
-        self._validation = (
-            None if validation is None else DividedData(validation, "validation", rank, world_size)
-        )
+        self._validation = None if validation is None else DividedData(validation, "validation", rank, world_size)
         if not self.model.built:
             for (x, _, _), _, _ in self._batches(self._train, 1):
                 self.model(x, training=False)
@@ -156,9 +154,7 @@ class KerasTraining:
         made = creators[kind](config)
         if made is None:
             name = getattr(creators[kind], "__name__", "?")
-            raise ConfigError(
-                f"rank {self._rank}: {kind}_creator ({name}) returned None: end it with `return`"
-            )
+            raise ConfigError(f"rank {self._rank}: {kind}_creator ({name}) returned None: end it with `return`")
         return made
 
     # ---------------------------------------------------------------- state

@@ -91,12 +91,8 @@ class Context(LoopContext):
         """
         for thing in things:
             if thing is None:
-                raise ConfigError(
-                    f"rank {self.rank}: ctx.prepare was given None: what made it returned nothing"
-                )
-        prepared = {
-            id(thing): self._prepare_model(thing, things) for thing in things if isinstance(thing, nn.Module)
-        }
+                raise ConfigError(f"rank {self.rank}: ctx.prepare was given None: what made it returned nothing")
+        prepared = {id(thing): self._prepare_model(thing, things) for thing in things if isinstance(thing, nn.Module)}
         others = [thing for thing in things if id(thing) not in prepared]
         others.sort(key=lambda thing: not isinstance(thing, Optimizer))  # before their schedulers
         prepared |= {id(thing): self._prepare_other(thing) for thing in others}
@@ -170,9 +166,7 @@ class Context(LoopContext):
 
     def _prepare_model(self, module: nn.Module, things: tuple[Any, ...]) -> Any:
         if self._options.sharding == "full" and self._models:
-            raise ConfigError(
-                f"rank {self.rank}: sharding='full' is for one model; two were given to ctx.prepare"
-            )
+            raise ConfigError(f"rank {self.rank}: sharding='full' is for one model; two were given to ctx.prepare")
         optimizers = [thing for thing in things if isinstance(thing, Optimizer)]
         saved = self._saved("models", len(self._models))
         model = PreparedModel(module, self._options, self.device, self.world_size, optimizers, saved)
@@ -184,9 +178,7 @@ class Context(LoopContext):
     def _prepare_other(self, thing: Any) -> Any:
         if isinstance(thing, Optimizer):
             if not self._models:
-                raise ConfigError(
-                    f"rank {self.rank}: ctx.prepare(model) comes before its optimizer, or with it"
-                )
+                raise ConfigError(f"rank {self.rank}: ctx.prepare(model) comes before its optimizer, or with it")
             model, fresh = self._models[-1], options_of(thing)
             factors, restored = [1.0] * len(fresh), []
             if (saved := self._saved("optimizers", len(self._optimizers))) is not None:

@@ -67,9 +67,7 @@ class PreparedModel:
         if self._has_checked:
             return
         self._has_checked = True
-        unused = [
-            name for name, one in self.module.named_parameters() if one.requires_grad and one.grad is None
-        ]
+        unused = [name for name, one in self.module.named_parameters() if one.requires_grad and one.grad is None]
         if unused and self._synced is not self.module and not self.is_sharded:
             names = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
             raise ConfigError(

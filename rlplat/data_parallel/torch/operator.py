@@ -37,9 +37,7 @@ class TrainingOperator:
     criterion: Any = None
     scheduler: Any = None
 
-    def __init__(
-        self, context: Context, config: dict[str, Any], creators: Creators, ways: dict[str, Any]
-    ) -> None:
+    def __init__(self, context: Context, config: dict[str, Any], creators: Creators, ways: dict[str, Any]) -> None:
         """creators: `model`, `data`, `optimizer`, `loss`, `scheduler`; none: `setup` registers all of it.
         ways: use_tqdm, scheduler_step_freq."""
         self.context, self.config = context, config
@@ -76,9 +74,7 @@ class TrainingOperator:
             if (kind != "schedulers" and not things) or any(one is None for one in things):
                 raise ConfigError(f"rank {self.world_rank}: register(...) was given no {kind}")
         flat = [thing for things in given for thing in things]
-        prepared = iter(
-            _listed(self.context.prepare(*flat)) if len(flat) == 1 else self.context.prepare(*flat)
-        )
+        prepared = iter(_listed(self.context.prepare(*flat)) if len(flat) == 1 else self.context.prepare(*flat))
         done = [[next(prepared) for _ in things] for things in given]
         if isinstance(criterion, nn.Module):
             criterion = criterion.to(self.device)
@@ -103,9 +99,7 @@ class TrainingOperator:
         model = self._made(creators, "model", config)
         optimizer = self._made(creators, "optimizer", model, config)
         criterion = self._made(creators, "loss", config) if creators.get("loss") else None
-        schedulers = (
-            self._made(creators, "scheduler", optimizer, config) if creators.get("scheduler") else None
-        )
+        schedulers = self._made(creators, "scheduler", optimizer, config) if creators.get("scheduler") else None
         self.register(models=model, optimizers=optimizer, criterion=criterion, schedulers=schedulers)
         if creators.get("data"):
             loaders = self._made(creators, "data", config)
@@ -115,18 +109,14 @@ class TrainingOperator:
     def _made(self, creators: Creators, kind: str, *arguments: Any) -> Any:
         creator = creators[kind]
         if creator is None:
-            raise ConfigError(
-                f"rank {self.world_rank}: a trainer with model_creator needs {kind}_creator as well"
-            )
+            raise ConfigError(f"rank {self.world_rank}: a trainer with model_creator needs {kind}_creator as well")
         if inspect.isclass(creator) and creator.__module__.startswith("torch.nn."):
             made = creator()
         else:
             made = creator(*arguments)
         if made is None:
             name = getattr(creator, "__name__", repr(creator))
-            raise ConfigError(
-                f"rank {self.world_rank}: {kind}_creator ({name}) returned None: end it with `return`"
-            )
+            raise ConfigError(f"rank {self.world_rank}: {kind}_creator ({name}) returned None: end it with `return`")
         return made
 
     # ---------------------------------------------------------------- training
@@ -199,9 +189,7 @@ class TrainingOperator:
 
     def run_epoch(self, num_steps: int | None, info: dict[str, Any]) -> dict[str, Any]:
         if self.train_loader is None:
-            raise ConfigError(
-                f"rank {self.world_rank}: there is no training data: data_creator, or register_data"
-            )
+            raise ConfigError(f"rank {self.world_rank}: there is no training data: data_creator, or register_data")
         stats = self.train_epoch(self._shown(self.train_loader, num_steps), info)
         if not isinstance(stats, dict):
             raise ConfigError(

@@ -58,9 +58,7 @@ class PreparedOptimizer(Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         if closure is not None:
-            raise ValueError(
-                "a prepared optimizer takes no closure: loss, ctx.backward(loss), optimizer.step()"
-            )
+            raise ValueError("a prepared optimizer takes no closure: loss, ctx.backward(loss), optimizer.step()")
         if not self._steps.sync_gradients:
             return
         scaler = self._steps.scaler

@@ -37,9 +37,7 @@ def take_changed(optimizer: Optimizer, made_with: Options, fresh: Options) -> li
     """
     factors = []
     for group, before, now in zip(optimizer.param_groups, made_with, fresh, strict=False):
-        changed = {
-            name: value for name, value in now.items() if name in before and not _is_same(value, before[name])
-        }
+        changed = {name: value for name, value in now.items() if name in before and not _is_same(value, before[name])}
         base = "initial_lr" if "initial_lr" in now and "initial_lr" in before else "lr"
         is_scaled = base in changed and float(before[base]) != 0.0
         factor = float(now[base]) / float(before[base]) if is_scaled else 1.0

@@ -26,15 +26,11 @@ def open_store(host: str) -> tuple[str, int]:
     listener.bind((host, 0))
     listener.listen(1024)
     port = int(listener.getsockname()[1])
-    _opened[host, port] = _store(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
+    _opened[host, port] = _store(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     return host, port
 
 
-def join(
-    host: str, port: int, *, rank: int, world_size: int, backend: str, timeout_s: float = 1800.0
-) -> None:
+def join(host: str, port: int, *, rank: int, world_size: int, backend: str, timeout_s: float = 1800.0) -> None:
     """Make this process the member `rank` of the default process group; returns when all members have joined.
 
     timeout_s: after which a collective call that some member does not join fails in the others.

@@ -34,9 +34,7 @@ class TorchProgram(RankProgram):
             torch.set_num_threads(int(settings.num_cpus))
         self.device = torch.device("cuda" if settings.use_gpu else "cpu")
         if settings.use_gpu and not torch.cuda.is_available():
-            raise RuntimeError(
-                f"rank {settings.rank} was given a GPU, and torch sees none ({torch.__version__})"
-            )
+            raise RuntimeError(f"rank {settings.rank} was given a GPU, and torch sees none ({torch.__version__})")
         if self._options.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)

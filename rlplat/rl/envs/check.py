@@ -95,9 +95,7 @@ class EnvReport:
     @property
     def lines(self) -> list[str]:
         order: list[Severity] = ["error", "warning", "note"]
-        return [
-            str(finding) for severity in order for finding in self.findings if finding.severity == severity
-        ]
+        return [str(finding) for severity in order for finding in self.findings if finding.severity == severity]
 
     def add(self, severity: Severity, text: str, *, is_told: bool = False) -> None:
         """The same complaint is made once, however many steps repeat it."""
@@ -111,9 +109,7 @@ class EnvReport:
         if errors:
             listed = "".join(f"\n  - {text}" for text in errors)
             has_command = not self.name.startswith("<")  # of a function, which only Python has
-            command = (
-                f"\n  (all checks: {_check_command(self.name, env_kwargs or {})})" if has_command else ""
-            )
+            command = f"\n  (all checks: {_check_command(self.name, env_kwargs or {})})" if has_command else ""
             raise UsageError(f"{self.name} cannot be trained on:{listed}{command}")
         for finding in self.findings:
             if finding.is_told:
@@ -166,9 +162,7 @@ def check_env(
     and what it has started ends with it."""
     forget_changed()
     limits = Limits(step_timeout_s, reset_timeout_s or step_timeout_s)
-    return apart(
-        name, lambda beat: check_env_here(name, env_kwargs, beat, steps=steps, limits=limits), max(limits)
-    )
+    return apart(name, lambda beat: check_env_here(name, env_kwargs, beat, steps=steps, limits=limits), max(limits))
 
 
 def apart(name: Any, look: Callable[[Beat], Found], step_timeout_s: float = 60.0) -> Found | EnvReport:
@@ -212,9 +206,7 @@ def check_env_here(
         if is_vector_env(env):
             if num_envs is not None and env.num_envs != num_envs:
                 report.add("error", other_number(report.name, env.num_envs, num_envs))
-            report.add(
-                "note", f"a vector environment, used as it is: its {env.num_envs} are num_envs_per_worker"
-            )
+            report.add("note", f"a vector environment, used as it is: its {env.num_envs} are num_envs_per_worker")
             with VectorEnv(env, source.name, seed=SEED, limits=limits, env_metrics=env_metrics) as vector_env:
                 _play_batched(vector_env, steps, report, beat)
             return report
@@ -355,9 +347,7 @@ class _Probe:
         report.spaces = spec = space_spec(env.observation_space, env.action_space)
         started = monotonic()
         by_info = spec.action.mask_size > 0 and self._timed(lambda: has_info_mask(env), "reset()")
-        guard = self._guard = GuardedEnv(
-            env, self._name, has_info_mask=by_info, env_metrics=self._env_metrics
-        )
+        guard = self._guard = GuardedEnv(env, self._name, has_info_mask=by_info, env_metrics=self._env_metrics)
         report.spaces = spec = guard.spaces
         report.note_observations()
         if advice := bounds_advice(spec.action):
@@ -406,9 +396,7 @@ class _Probe:
                 "reported; return truncated=True after some steps, or wrap it in gymnasium.wrappers.TimeLimit",
             )
         if steps >= 1000 and self._never_masks and MASK in obs_leaves(spec.obs):
-            report.add(
-                "note", f"the action mask forbade nothing in {steps} steps; without it, steps are cheaper"
-            )
+            report.add("note", f"the action mask forbade nothing in {steps} steps; without it, steps are cheaper")
 
     def _note_largest(self, spec: SpaceSpec, obs: Any) -> None:
         for path, leaf in obs_leaves(spec.obs).items():
@@ -444,9 +432,7 @@ class _Probe:
             obs, reward, terminated, truncated, _ = self._timed(lambda a=action: guard.step(a), "step()")
             trace.append((copy_obs(obs), float(reward)))
             if not isinstance(reward, NUMBERS) or not math.isfinite(reward):
-                report.add(
-                    "error", f"{self._at()}: the reward is {brief(reward)}; rewards are finite numbers"
-                )
+                report.add("error", f"{self._at()}: the reward is {brief(reward)}; rewards are finite numbers")
                 raise _Stop
             if not is_replay:
                 report.steps += 1

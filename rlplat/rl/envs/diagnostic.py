@@ -34,9 +34,7 @@ class RememberCue(gymnasium.Env[Array, Any]):
         self.observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         self._cue = int(self.np_random.integers(2))
         self._step = 0
@@ -143,9 +141,7 @@ class NestedTask(_Task):
                 ),
             }
         )
-        self.action_space = spaces.Dict(
-            {"choose": spaces.Discrete(3), "move": spaces.Box(-1.0, 1.0, (2,), np.float32)}
-        )
+        self.action_space = spaces.Dict({"choose": spaces.Discrete(3), "move": spaces.Box(-1.0, 1.0, (2,), np.float32)})
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         target = (self._place + np.where(self._switches, 1.0, -1.0)) / 2.0
@@ -176,9 +172,7 @@ class FlipBits(_Task):
         self._num_bits, self._step = num_bits, 0
         self._bits = self._goal = np.zeros(num_bits, np.int8)
         bits = spaces.MultiBinary(num_bits)
-        self.observation_space = spaces.Dict(
-            [("observation", bits), ("achieved_goal", bits), ("desired_goal", bits)]
-        )
+        self.observation_space = spaces.Dict([("observation", bits), ("achieved_goal", bits), ("desired_goal", bits)])
         self.action_space = spaces.Discrete(num_bits)
 
     def _draw(self) -> None:

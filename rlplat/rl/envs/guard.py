@@ -227,11 +227,7 @@ class GuardedEnv:
         """Also how an AsyncVectorEnv calls the methods below in its processes."""
         if name in ("episode_state", "restore", "ask", "statistics", "take_statistics", "wander"):
             return getattr(self, name)
-        return (
-            self.env.get_wrapper_attr(name)
-            if hasattr(self.env, "get_wrapper_attr")
-            else getattr(self.env, name)
-        )
+        return self.env.get_wrapper_attr(name) if hasattr(self.env, "get_wrapper_attr") else getattr(self.env, name)
 
     def ask(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> Any:
         """`get`: an attribute; `set`: it becomes the argument; `call`: what the method of that name returns. Of the
@@ -272,9 +268,7 @@ class GuardedEnv:
         generator = generator_state(self.env)
         return {**self._episode_start, "num_steps": self.num_steps, "generator_now": generator}
 
-    def restore(
-        self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]
-    ) -> tuple[Any, str]:
+    def restore(self, states: list[dict[str, Any]], actions: list[list[Any]], obs: list[Any]) -> tuple[Any, str]:
         """Plays an episode again: reset as in `states[index]`, then the actions -> (observation, "").
 
         `obs[index]` is what must come out, bit for bit; if it does not, a new episode begins, and the text says why.
@@ -318,9 +312,7 @@ class GuardedEnv:
                 "terminated, truncated, info; split `done` into terminated (the task ended) and truncated (time limit)"
             )
         if not isinstance(result, tuple) or len(result) != 5:
-            self._fail(
-                f"step() returned {_kind(result)}, expected (obs, reward, terminated, truncated, info)"
-            )
+            self._fail(f"step() returned {_kind(result)}, expected (obs, reward, terminated, truncated, info)")
 
     def _read_obs(self, obs: Any, caller: str, info: Any, is_last: bool = False) -> Any:
         try:
@@ -373,9 +365,7 @@ class GuardedEnv:
         raise EnvError(f"{self.place()}: {problem}") from cause
 
     def place(self) -> str:
-        return env_place(
-            self.name, self.index, self.num_envs, self.num_steps, self.episode_step, self._action
-        )
+        return env_place(self.name, self.index, self.num_envs, self.num_steps, self.episode_step, self._action)
 
 
 def close_env(env: Any) -> str:
@@ -437,9 +427,7 @@ def mask_method(env: Any) -> Callable[[], Any] | None:
     """The environment's method `action_masks`, which is what sb3-contrib's MaskablePPO calls, or None."""
     if MASK in getattr(env.observation_space, "spaces", ()):
         return None
-    method = getattr(env, "action_masks", None) or getattr(
-        getattr(env, "unwrapped", env), "action_masks", None
-    )
+    method = getattr(env, "action_masks", None) or getattr(getattr(env, "unwrapped", env), "action_masks", None)
     return method if callable(method) else None
 
 

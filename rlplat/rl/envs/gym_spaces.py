@@ -119,9 +119,7 @@ def unsupported_observation(space: Any) -> str:
         return f"observation_space is {space!r}, not a gymnasium space; set it to a gymnasium.spaces.Box in __init__"
     for keys, leaf in walk(space):
         if isinstance(leaf, spaces.Dict | spaces.Tuple):
-            return (
-                f"observation space{_at(keys)} {leaf} is empty; leave it out, or give it something to observe"
-            )
+            return f"observation space{_at(keys)} {leaf} is empty; leave it out, or give it something to observe"
         if not isinstance(leaf, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
             cure = "wrap the environment in a gymnasium.ObservationWrapper that turns it into one of them"
             others = [key for key in getattr(space, "spaces", {}) if key != keys[0]] if len(keys) == 1 else []
@@ -289,9 +287,7 @@ def _at(keys: tuple[Any, ...]) -> str:
 def _ambiguous(space: Any, what: str) -> str:
     paths = [_path(keys) for keys, _ in walk(space)]
     twice = [path for path in paths if paths.count(path) > 1]
-    return (
-        f"two parts of the {what} space have the path '{twice[0]}'; rename one of the keys" if twice else ""
-    )
+    return f"two parts of the {what} space have the path '{twice[0]}'; rename one of the keys" if twice else ""
 
 
 def _obs_part(keys: tuple[Any, ...], space: Any) -> ObsPart:
@@ -326,9 +322,7 @@ def _action_spec(space: Any) -> ActionSpec:
         return ActionSpec("composite", dtype="float32", parts=parts)
     shape, dtype = tuple(map(int, space.shape)), np.dtype(space.dtype).name
     if hasattr(space, "nvec"):
-        return ActionSpec(
-            "multi_discrete", shape=shape, dtype=dtype, nvec=tuple(map(int, space.nvec.ravel()))
-        )
+        return ActionSpec("multi_discrete", shape=shape, dtype=dtype, nvec=tuple(map(int, space.nvec.ravel())))
     if hasattr(space, "n"):
         if shape:
             return ActionSpec("multi_binary", shape=shape, dtype=dtype)

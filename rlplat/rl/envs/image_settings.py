@@ -63,11 +63,7 @@ class ImageSettings:
             raise ConfigError(f"{KEY}.stack is {stack!r}; it is a number of images from 1 to {MAX_FRAMES}")
         if span is not None:
             is_pair = isinstance(span, list | tuple) and len(span) == 2
-            if (
-                not is_pair
-                or not all(isinstance(each, int | float) for each in span)
-                or not span[0] < span[1]
-            ):
+            if not is_pair or not all(isinstance(each, int | float) for each in span) or not span[0] < span[1]:
                 raise ConfigError(f"{KEY}.range is {span!r}; it is [LOW, HIGH], two numbers")
             span = (float(span[0]), float(span[1]))
         return cls(size, given.get("grey", False), int(stack), span)
@@ -95,12 +91,7 @@ def with_true_bounds(env: Any) -> Any:
     spaces = getattr(env.observation_space, "spaces", {"": env.observation_space})
     images = [space for space in spaces.values() if len(space.shape or ()) == 3]
     is_picture = any(name.startswith("RGB") for name in names) or isinstance(env, ImageEnv)
-    if (
-        is_picture
-        or len(images) != 1
-        or images[0].dtype != np.uint8
-        or unsupported_observation(env.observation_space)
-    ):
+    if is_picture or len(images) != 1 or images[0].dtype != np.uint8 or unsupported_observation(env.observation_space):
         return env
     return ImageEnv(env, ImageSettings(range=(0.0, 1.0 if "OneHotPartialObsWrapper" in names else 10.0)))
 
@@ -175,24 +166,16 @@ class _Image:
         self._num_frames = spec.shape[0] if "T" in spec.layout else 0
         channels //= max(1, self._num_frames)
         self._keeps = settings.size is None and not settings.grey
-        is_codes = (
-            space.dtype.kind in "iub" and float(space.high.max()) - float(space.low.min()) < FEWEST_LEVELS
-        )
+        is_codes = space.dtype.kind in "iub" and float(space.high.max()) - float(space.low.min()) < FEWEST_LEVELS
         if not self._keeps and is_codes:
             bounds = f"{self._space.low.min()} to {self._space.high.max()}"
-            raise ConfigError(
-                f"{KEY}: {name} has codes from {bounds}, which have no mean: leave out size and grey"
-            )
+            raise ConfigError(f"{KEY}: {name} has codes from {bounds}, which have no mean: leave out size and grey")
         if settings.grey and channels not in (1, 3):
-            raise ConfigError(
-                f"{KEY}.grey: {name} is {spec}, of {channels} channels; it is for red, green and blue"
-            )
+            raise ConfigError(f"{KEY}.grey: {name} is {spec}, of {channels} channels; it is for red, green and blue")
         if settings.stack > 1 and self._num_frames:
             raise ConfigError(f"{KEY}.stack: {name} is a stack of {self._num_frames} images already: {spec}")
         if settings.stack > 1 and settings.stack * (1 if settings.grey else channels) > 128:
-            raise ConfigError(
-                f"{KEY}.stack: {settings.stack} images of {channels} channels are more than 128"
-            )
+            raise ConfigError(f"{KEY}.stack: {settings.stack} images of {channels} channels are more than 128")
         self._weights: list[Array] = []
         if settings.size is not None:
             self._weights = [_weights(*sides) for sides in zip((height, width), settings.size, strict=True)]
@@ -276,9 +259,7 @@ def _mapped_space(space: Any, images: Mapping[tuple[Any, ...], _Image], keys: tu
     if keys in images:
         return images[keys].new_space()
     if isinstance(space, spaces.Dict):
-        return spaces.Dict(
-            [(key, _mapped_space(part, images, (*keys, key))) for key, part in space.spaces.items()]
-        )
+        return spaces.Dict([(key, _mapped_space(part, images, (*keys, key))) for key, part in space.spaces.items()])
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([_mapped_space(part, images, (*keys, i)) for i, part in enumerate(space.spaces)])
     return space

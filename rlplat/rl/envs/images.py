@@ -43,9 +43,7 @@ def image_spec(low: Array, high: Array, dtype: Any) -> ObsSpec | None:
         return None
     if len(low.shape) == 2 and max(height, width) > MAX_RATIO * min(height, width):
         return None
-    return ObsSpec(
-        "image", shape, spec.dtype, layout, (), *(_bounds(low, high, spec) if is_bounded else ((), ()))
-    )
+    return ObsSpec("image", shape, spec.dtype, layout, (), *(_bounds(low, high, spec) if is_bounded else ((), ())))
 
 
 class StackSeen:
@@ -63,9 +61,7 @@ class StackSeen:
     def add(self, before: Array, now: Array) -> None:
         if not np.array_equal(before, now):
             self._has_moved = True
-            self._candidates = [
-                k for k in self._candidates if np.array_equal(before[k:], now[: len(now) - k])
-            ]
+            self._candidates = [k for k in self._candidates if np.array_equal(before[k:], now[: len(now) - k])]
 
     @property
     def num_new(self) -> int:

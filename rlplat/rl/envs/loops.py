@@ -181,9 +181,7 @@ class AsyncLoop:
             _release(self.envs)
 
     def _fail(self, error: BaseException, call: str) -> NoReturn:
-        waiting = [
-            i for i, pipe in enumerate(self.envs.parent_pipes) if pipe is not None and not _has_answer(pipe)
-        ]
+        waiting = [i for i, pipe in enumerate(self.envs.parent_pipes) if pipe is not None and not _has_answer(pipe)]
         lost = isinstance(error, EOFError | ConnectionError)
         if isinstance(error, ProcessTimeout):
             # Where an environment has processes of its own, those hold its pipes open when it is gone.
@@ -199,17 +197,13 @@ class AsyncLoop:
         if lost:
             dead = [i for i, code in exit_codes.items() if code is not None]
             how = ", ".join(_how(exit_codes[i]) for i in dead) or "closed its pipe"
-            raise EnvError(
-                f"{self._places(dead)}: the environment's process died in {call} ({how})"
-            ) from None
+            raise EnvError(f"{self._places(dead)}: the environment's process died in {call} ({how})") from None
         raise error
 
     def _places(self, indices: list[int]) -> str:
         which = ", ".join(map(str, indices)) or "?"
         action = (
-            ""
-            if self._actions is None or not indices
-            else f", action {brief(action_row(self._actions, indices[0]))}"
+            "" if self._actions is None or not indices else f", action {brief(action_row(self._actions, indices[0]))}"
         )
         return f"{self._name} (environment {which} of 0..{self.num_envs - 1}), step {self._num_steps}{action}"
 
@@ -287,9 +281,7 @@ def process_makers(
             _leave_signals_to_the_parent()
             _allow_children()
             # Made with draws of its own; from its first seeded reset on, with those of the seed.
-            seed_everything(
-                number_of(np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, index, 1)))
-            )
+            seed_everything(number_of(np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, index, 1))))
             try:
                 guard = make_guard(index)
                 guard.owns_process = True

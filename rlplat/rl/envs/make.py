@@ -83,14 +83,10 @@ def make_vector_env(
     kwargs = dict(env_kwargs or {})
     limits = Limits(step_timeout_s, step_timeout_s if reset_timeout_s is None else reset_timeout_s)
     facts: dict[str, Any] = {"env": source.name, "num_envs": num_envs, "env_kwargs": kwargs}
-    made = partial(
-        VectorEnv, name=source.name, seed=seed, facts=facts, keeps_state=keep_state, env_metrics=env_metrics
-    )
+    made = partial(VectorEnv, name=source.name, seed=seed, facts=facts, keeps_state=keep_state, env_metrics=env_metrics)
     if source.kind == "atari":
         if vectorization not in ("auto", "native"):
-            raise UsageError(
-                f"{source.name} steps in C++ only: leave vectorization at 'auto', not '{vectorization}'"
-            )
+            raise UsageError(f"{source.name} steps in C++ only: leave vectorization at 'auto', not '{vectorization}'")
         settings = atari_settings(source, kwargs)
         raw = _make_atari(source, num_envs, ale_arguments(settings), num_threads)
         facts |= {"vectorization": "native", **settings}
@@ -104,9 +100,7 @@ def make_vector_env(
         from rlplat.rl.envs.external.vector_env import ExternalVectorEnv
 
         if vectorization != "auto":
-            raise UsageError(
-                f"simulators step by themselves: leave vectorization at 'auto', not '{vectorization}'"
-            )
+            raise UsageError(f"simulators step by themselves: leave vectorization at 'auto', not '{vectorization}'")
         external = ExternalVectorEnv(num_envs, **kwargs)
         facts["vectorization"] = "external"
         # A simulator may be away for longer than any limit: who is waited for is said every few seconds.
@@ -133,9 +127,7 @@ def make_vector_env(
             f"{source.name} is none of EnvPool's environments: set vectorization to 'auto', 'sync' or 'async'"
         )
     elif vectorization == "native":
-        raise UsageError(
-            f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'"
-        )
+        raise UsageError(f"{source.name} has no vector implementation: set vectorization to 'auto', 'sync' or 'async'")
 
     with_info_mask: bool | None = None
     children = children_now() if vectorization == "async" else set()
@@ -154,9 +146,7 @@ def make_vector_env(
         nonlocal with_info_mask, first
         single = make_single_env(source, kwargs, copies, index) if first is None or index else first
         first = None
-        spec = space_spec(
-            single.observation_space, single.action_space
-        )  # refuses what could not even be stacked
+        spec = space_spec(single.observation_space, single.action_space)  # refuses what could not even be stacked
         if with_info_mask is None:
             with_info_mask = spec.action.mask_size > 0 and has_info_mask(single)
         return GuardedEnv(
@@ -209,9 +199,7 @@ def make_single_env(
             else:
                 assert source.factory is not None
                 asks = "num_envs" in parameters(source.factory)
-                env = call_wrapped(
-                    source.factory, {"num_envs": num_envs, **env_kwargs} if asks else env_kwargs
-                )
+                env = call_wrapped(source.factory, {"num_envs": num_envs, **env_kwargs} if asks else env_kwargs)
     except RlplatError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
@@ -261,9 +249,7 @@ def _not_gymnasium(env: Any) -> str:
     return ""
 
 
-def call_wrapped(
-    factory: Callable[..., Any], env_kwargs: Mapping[str, Any], *, constructor: Any = None
-) -> Any:
+def call_wrapped(factory: Callable[..., Any], env_kwargs: Mapping[str, Any], *, constructor: Any = None) -> Any:
     """The environment, in the wrappers that the key `wrappers` names, the first one innermost: each is
     `pkg.mod:Wrapper` or {`pkg.mod:Wrapper`: {argument: value}}, called with the environment. ConfigError where one
     cannot be made. constructor: what the factory calls in the end, where it is not that itself."""

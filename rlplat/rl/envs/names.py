@@ -172,16 +172,10 @@ def _without_class(name: str) -> str:
     names = [
         key
         for key, value in vars(module).items()
-        if isinstance(value, type)
-        and issubclass(value, gymnasium.Env)
-        and value.__module__ == module.__name__
+        if isinstance(value, type) and issubclass(value, gymnasium.Env) and value.__module__ == module.__name__
     ]
     listed = ", ".join(f"{name}:{key}" for key in names)
-    hint = (
-        f"its environments: {listed}"
-        if names
-        else f"it defines no gymnasium.Env; a function: {name}:make_env"
-    )
+    hint = f"its environments: {listed}" if names else f"it defines no gymnasium.Env; a function: {name}:make_env"
     return f"'{name}' is a file: write the class as well; {hint}"
 
 
@@ -189,15 +183,9 @@ def _not_found(name: str, registered: list[str]) -> str:
     if name.startswith("pettingzoo."):
         return f"'{name}' has several agents, and only ppo and dqn know of such: --algo ppo (docs/multi-agent.md)"
     games = [atari_game(rom) for rom in ATARI_ROMS]
-    bases = {
-        env_id.rsplit("-v", 1)[0]: env_id for env_id in registered
-    }  # the last registered version of each
+    bases = {env_id.rsplit("-v", 1)[0]: env_id for env_id in registered}  # the last registered version of each
     stem = name.rsplit("-v", 1)[0]
-    hint = (
-        f"; did you mean '{bases[stem]}'?"
-        if stem in bases
-        else closest(name, [*registered, *games, *BOARD_GAMES])
-    )
+    hint = f"; did you mean '{bases[stem]}'?" if stem in bases else closest(name, [*registered, *games, *BOARD_GAMES])
     return (
         f"no environment is called '{name}'{hint or ';'} a name is an id that gymnasium has registered "
         "(CartPole-v1), an Atari game (Pong), pkg.mod:MakeEnv, or ./file.py:MakeEnv; for an id that a module of yours "
@@ -212,12 +200,8 @@ def _resolve_import(name: str) -> EnvSource:
         return resolve_env(attribute)
     factory = attribute_of(module, attribute)
     if factory is None:
-        candidates = [
-            key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
-        ]
-        raise EnvNotFound(
-            f"{module_name} has no '{attribute}'{closest(attribute, candidates)} (environment '{name}')"
-        )
+        candidates = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise EnvNotFound(f"{module_name} has no '{attribute}'{closest(attribute, candidates)} (environment '{name}')")
     if not callable(factory):
         raise EnvNotFound(
             f"'{name}' is a {type(factory).__name__}; give a class, or a function that returns an environment"

@@ -68,17 +68,14 @@ class ObsReader:
     def empty(self, num_envs: int) -> Obs:
         """Zeros [B, ...], to be filled with `put_row`."""
         leaves = {
-            path: np.zeros((num_envs, *leaf.shape), leaf.dtype)
-            for path, leaf in obs_leaves(self.spec.obs).items()
+            path: np.zeros((num_envs, *leaf.shape), leaf.dtype) for path, leaf in obs_leaves(self.spec.obs).items()
         }
         return leaves if self._is_dict else leaves[""]
 
     def _mask_row(self, mask: Any) -> Array:
         """bool[L] of an array, or of a sequence of them, one per choice."""
         try:
-            row = (
-                mask.ravel() if mask.__class__ is np.ndarray else np.concatenate([np.ravel(m) for m in mask])
-            )
+            row = mask.ravel() if mask.__class__ is np.ndarray else np.concatenate([np.ravel(m) for m in mask])
         except (TypeError, ValueError):
             row = None
         if row is None or row.dtype.kind not in "biuf":
@@ -116,9 +113,7 @@ class ObsReader:
         raise ObsMismatch(text)
 
     def _explain(self, obs: Any) -> str:
-        problems = [
-            text for kind, text in observation_problems(obs, self._space) if kind not in ("bounds", "cast")
-        ]
+        problems = [text for kind, text in observation_problems(obs, self._space) if kind not in ("bounds", "cast")]
         return problems[0] if problems else f"observation {brief(obs)} is not in its space {self._space}"
 
 
@@ -128,9 +123,7 @@ def read_leaf(value: Any, part: ObsPart, rows: tuple[int, ...] = ()) -> Any:
     spec, space = part.spec, part.space
     is_box = spec.kind in ("vector", "image")
     if not rows and value.__class__ is not np.ndarray:
-        if spec.kind == "discrete" and isinstance(
-            value, int | np.integer
-        ):  # by far the commonest: no array is made
+        if spec.kind == "discrete" and isinstance(value, int | np.integer):  # by far the commonest: no array is made
             if 0 <= (index := int(value) - part.start) < spec.nvec[0]:
                 return index
             raise ObsMismatch
@@ -193,10 +186,7 @@ def observation_problems(obs: Any, space: Any, path: tuple[Any, ...] = ()) -> li
             for key in extra
         ]
         return found + [
-            one
-            for key in parts
-            if key in obs
-            for one in observation_problems(obs[key], parts[key], (*path, key))
+            one for key in parts if key in obs for one in observation_problems(obs[key], parts[key], (*path, key))
         ]
     if parts is not None:
         if not isinstance(obs, tuple | list) or len(obs) != len(parts):
@@ -246,9 +236,7 @@ def _box_problems(obs: Any, space: Any, name: str) -> list[tuple[str, str]]:
         index = tuple(map(int, np.argwhere(outside)[0]))
         bounds = f"[{space.low[index]:g}, {space.high[index]:g}]"
         fix = "widen the bounds (they may be infinite) or clip the observation"
-        found.append(
-            ("bounds", f"{name}{_index(index)} is {values[index]:g}, outside its space's {bounds}; {fix}")
-        )
+        found.append(("bounds", f"{name}{_index(index)} is {values[index]:g}, outside its space's {bounds}; {fix}"))
     return found
 
 

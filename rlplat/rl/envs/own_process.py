@@ -94,9 +94,7 @@ def _can_fork() -> bool:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of other threads: what is done about them, see above
+        warnings.simplefilter("ignore", DeprecationWarning)  # of other threads: what is done about them, see above
         return os.fork()
 
 
@@ -149,9 +147,7 @@ def _describe(status: int) -> str:
 # ---------------------------------------------------------------- the keeper and the call
 
 
-def _keep(
-    call: Callable[[Beat], Any], board: mmap.mmap, answer: int, caller: int, libc: ctypes.CDLL
-) -> NoReturn:
+def _keep(call: Callable[[Beat], Any], board: mmap.mmap, answer: int, caller: int, libc: ctypes.CDLL) -> NoReturn:
     try:
         gc.freeze()  # what the caller made is the caller's to collect
         for number in (signal.SIGINT, signal.SIGHUP):  # the caller's, which ends this process by SIGTERM

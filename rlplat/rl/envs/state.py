@@ -36,9 +36,7 @@ def _drawn_from(env: Any) -> Iterator[Any]:
     """The leaves of its spaces, of those inside all wrappers too, each once."""
     seen = set[int]()
     layers = (env, getattr(env, "unwrapped", env))
-    waiting = [
-        getattr(layer, f"{which}_space", None) for layer in layers for which in ("observation", "action")
-    ]
+    waiting = [getattr(layer, f"{which}_space", None) for layer in layers for which in ("observation", "action")]
     while waiting:
         space = waiting.pop()
         parts = getattr(space, "spaces", None)

@@ -71,9 +71,7 @@ class Frozen:
     """Statistics that stay as they are, whatever the environment does with every observation."""
 
     def __init__(self, env: Any, statistics: Statistics) -> None:
-        self._pairs = [
-            (holder, statistics[place]) for place, holder in holders(env).items() if place in statistics
-        ]
+        self._pairs = [(holder, statistics[place]) for place, holder in holders(env).items() if place in statistics]
         for layer in layers(env):
             if hasattr(type(layer), "update_running_mean"):
                 layer.update_running_mean = False

@@ -126,9 +126,7 @@ class VectorEnv:
         """When this environment's episode ends, it is reset with this seed."""
         self._raw.next_seeds[index] = _raw_number(seed)
 
-    def reset(
-        self, seed: int | np.random.SeedSequence | Sequence[np.random.SeedSequence] | None = None
-    ) -> Obs:
+    def reset(self, seed: int | np.random.SeedSequence | Sequence[np.random.SeedSequence] | None = None) -> Obs:
         """Starts new episodes everywhere -> obs [B, ...]. Without a seed, only the first reset is seeded.
 
         Environment i gets the i-th child of the seed's sequence, whatever the number of environments; of a list the
@@ -276,9 +274,7 @@ class VectorEnv:
         self._num_steps = int(state["num_steps"])
         self._returns = np.array(state["returns"], np.float64)
         self._episode_start = np.array(state["episode_start"], np.int64)
-        self._episodes = [
-            Episode(float(total), int(length), *metrics) for total, length, *metrics in state["episodes"]
-        ]
+        self._episodes = [Episode(float(total), int(length), *metrics) for total, length, *metrics in state["episodes"]]
         if self._info_metrics is not None and "metrics" in state:
             for each, saved in zip(self._info_metrics.each, state["metrics"], strict=True):
                 each.set_state(saved)
@@ -314,11 +310,7 @@ class VectorEnv:
         not count: not in `pop_episodes`, where an episode that began in them is left out. UsageError where the
         environments are not stepped one by one."""
         if not hasattr(self._raw, "of_all"):
-            hint = (
-                "an Atari game has env_kwargs.noop_max"
-                if hasattr(self._raw, "ale")
-                else "use 'sync' or 'async'"
-            )
+            hint = "an Atari game has env_kwargs.noop_max" if hasattr(self._raw, "ale") else "use 'sync' or 'async'"
             raise UsageError(
                 f"random_start_steps: the environments of {self.name} cannot be stepped one by one "
                 f"(vectorization {self._facts.get('vectorization')}); {hint}"
@@ -338,9 +330,7 @@ class VectorEnv:
             return merged(self._of_all("statistics", "statistics"))
         return kept_statistics(self._raw)
 
-    def take_statistics(
-        self, statistics: Statistics, *, num_copies: int = 1, is_frozen: bool = False
-    ) -> None:
+    def take_statistics(self, statistics: Statistics, *, num_copies: int = 1, is_frozen: bool = False) -> None:
         """In the place of their own; num_copies: that go on from them, over which they were merged; is_frozen: they
         stay as they are from now on."""
         if hasattr(self._raw, "of_all"):
@@ -539,9 +529,7 @@ def _raw_seed(raw: Any, sequence: np.random.SeedSequence | Sequence[np.random.Se
     """
     if isinstance(sequence, np.random.SeedSequence):
         entropy, key, size = sequence.entropy, sequence.spawn_key, sequence.pool_size
-        sequence = [
-            np.random.SeedSequence(entropy, spawn_key=(*key, i), pool_size=size) for i in range(raw.num_envs)
-        ]
+        sequence = [np.random.SeedSequence(entropy, spawn_key=(*key, i), pool_size=size) for i in range(raw.num_envs)]
     seeds = [_raw_number(each) for each in sequence]
     form = getattr(raw, "seed_form", "array" if hasattr(raw, "ale") else "one")
     return seeds if form == "list" else np.array(seeds) if form == "array" else seeds[0]

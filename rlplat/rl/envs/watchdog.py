@@ -39,9 +39,7 @@ def is_environments_own(error: BaseException) -> bool:
     """Whether the environment itself raised it: neither Ctrl-C nor what stops an actor, a trial or a hung step."""
     if isinstance(error, Exception | SystemExit):
         return True
-    return not isinstance(error, KeyboardInterrupt | GeneratorExit) and not type(error).__module__.startswith(
-        "rlplat."
-    )
+    return not isinstance(error, KeyboardInterrupt | GeneratorExit) and not type(error).__module__.startswith("rlplat.")
 
 
 class LimitArguments(TypedDict):
@@ -190,9 +188,7 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
     watchdog = _tripped() if _tripped is not None else None
     _tripped = None
     if watchdog is not None and monotonic() > watchdog.deadline:
-        where = (
-            f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown"
-        )
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown"
         raise EnvHung(where)
     if callable(_previous_handler):
         _previous_handler(signum, frame)

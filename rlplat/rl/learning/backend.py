@@ -77,9 +77,7 @@ class Computation:
         cannot."""
         wanted, framework = config.learner.backend, self.framework(config)
         if wanted == "torch" and framework != "torch":
-            raise ConfigError(
-                f"learner.backend=torch, but framework={framework}: leave learner.backend at auto"
-            )
+            raise ConfigError(f"learner.backend=torch, but framework={framework}: leave learner.backend at auto")
         reason = self._why_not_numpy(config, spec)
         if wanted == "numpy" and reason:
             raise ConfigError(
@@ -92,9 +90,7 @@ class Computation:
         """The config's; ConfigError where there is no class for it that computes what is written."""
         framework = str(config.framework)
         if framework not in self.nets:
-            raise ConfigError(
-                f"{self.algorithm} computes with {' or '.join(self.nets)}: omit framework={framework}"
-            )
+            raise ConfigError(f"{self.algorithm} computes with {' or '.join(self.nets)}: omit framework={framework}")
         if why := self.changed.get(framework):
             raise ConfigError(
                 f"framework={framework} would compute rlplat's own loss, but {why}: omit framework={framework} (torch "
@@ -110,9 +106,7 @@ class Computation:
             require_framework(framework, config.learner.num_learners)
             for key, value in (("obs_groups", spec.actor_obs), ("use_sde", spec.use_sde)):
                 if framework != "torch" and value:
-                    raise ConfigError(
-                        f"policy.{key} is for framework=torch: omit it, or framework={framework}"
-                    )
+                    raise ConfigError(f"policy.{key} is for framework=torch: omit it, or framework={framework}")
             for key in TORCH_ONLY if framework != "torch" else ():
                 if getattr(config, key, None) is not None:
                     raise ConfigError(f"{key} is for framework=torch: omit it, or framework={framework}")
@@ -256,9 +250,7 @@ def fingerprint(net: type[Any]) -> str:
     text = "".join(fingerprint(base) for base in net.__bases__ if base.__module__.startswith(HOME))
     try:
         functions = _functions_of(net.__module__)
-        if any(
-            isinstance(each, FunctionType) and each.__globals__ is not module for each in vars(net).values()
-        ):
+        if any(isinstance(each, FunctionType) and each.__globals__ is not module for each in vars(net).values()):
             text = "a method was replaced"
         while names:
             name = names.pop(0)
@@ -282,9 +274,7 @@ def _functions_of(module: str) -> set[str]:
 def require_as_written(algorithm: type[Any], num_rollout_workers: int) -> None:
     """ConfigError where this process has replaced a function in a module of ours (`ppo.ppo_loss = mine`) and others,
     which import that module themselves, are to call it."""
-    if not num_rollout_workers and (
-        not rlplat.is_initialized() or rlplat.get_runtime_context().is_one_process
-    ):
+    if not num_rollout_workers and (not rlplat.is_initialized() or rlplat.get_runtime_context().is_one_process):
         return
     for home in (base.__module__ for base in algorithm.__mro__ if base.__module__.startswith(HOME)):
         module = vars(sys.modules[home])

@@ -46,10 +46,7 @@ class LearnerGroup:
         if len(self.handles) > 1:
             address = rlplat.get(self.handles[0].group_address.remote())
             _get_all(
-                [
-                    handle.join_group.remote(address, rank, len(self.handles))
-                    for rank, handle in enumerate(self.handles)
-                ]
+                [handle.join_group.remote(address, rank, len(self.handles)) for rank, handle in enumerate(self.handles)]
             )
 
     def update(self, batches: Sequence[ObjectRef]) -> UpdateReport:

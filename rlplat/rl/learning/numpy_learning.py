@@ -42,9 +42,7 @@ class NumpyNetwork:
 
     def __init__(self, spec: PolicySpec, rng: np.random.Generator) -> None:
         """Initialised as `ActorCritic` is, with numbers of its own."""
-        assert spec.is_plain_mlp and not isinstance(spec.obs, dict), (
-            f"NumpyNetwork is a plain MLP, not {spec}"
-        )
+        assert spec.is_plain_mlp and not isinstance(spec.obs, dict), f"NumpyNetwork is a plain MLP, not {spec}"
         self.spec = spec
         names = ["actor_encoder"] if spec.share_encoder else ["actor_encoder", "critic_encoder"]
         sizes = [spec.obs.num_features, *spec.hidden_sizes]
@@ -259,9 +257,7 @@ class RMSProp(_Slots):
     w = w - learning_rate * gradient / (sqrt(g) + epsilon)        # not: the same numbers as torch.optim.RMSprop
     """
 
-    def __init__(
-        self, *, decay: float = 0.99, epsilon: float = 1e-5, epsilon_inside_root: bool = True
-    ) -> None:
+    def __init__(self, *, decay: float = 0.99, epsilon: float = 1e-5, epsilon_inside_root: bool = True) -> None:
         self._decay, self._epsilon, self._epsilon_inside_root = decay, epsilon, epsilon_inside_root
         self._slots: dict[str, Weights] = {"squares": {}}
         self._steps = 0

@@ -120,9 +120,7 @@ class ParameterServer:
         assert self._optimizer is not None, "this parameter server was made without an optimizer"
         staleness = self._version - version
         if staleness < 0:
-            raise ValueError(
-                f"gradients of version {version} came to a parameter server that has only {self._version}"
-            )
+            raise ValueError(f"gradients of version {version} came to a parameter server that has only {self._version}")
         is_too_old = self._max_staleness is not None and staleness > self._max_staleness
         if gradients is not None and not is_too_old:
             if gradients.keys() != self._weights.keys():
@@ -293,9 +291,7 @@ class ShardedParameterServer:
     def latest(self) -> tuple[Versions, Weights]:
         """The newest weights, whoever brought them about."""
         answers = rlplat.get([server.latest.remote() for server in self.servers])
-        assert None not in answers, (
-            "parameter servers are given their first weights before anybody asks for them"
-        )
+        assert None not in answers, "parameter servers are given their first weights before anybody asks for them"
         return self._together(answers)
 
     def weights(self) -> ObjectRef:
@@ -325,9 +321,7 @@ class ShardedParameterServer:
         answers: list[ObjectRef] = []
         for server, part, version in zip(self.servers, parts, versions, strict=True):
             extras = {} if answers else {"report": report, "obs_moments": obs_moments}
-            answers.append(
-                server.apply_gradients.remote(part, version, learning_rate=learning_rate, **extras)
-            )
+            answers.append(server.apply_gradients.remote(part, version, learning_rate=learning_rate, **extras))
         return self._together(rlplat.get(answers))
 
     def take_report(self) -> UpdateReport:

@@ -45,9 +45,7 @@ def require_fitting(own: Weights, given: Weights, *, normalizes: bool) -> None:
     if any(_leaf(name) == OBS_MEAN for name in given) != normalizes:
         there, here = ("false", "true") if normalizes else ("true", "false")
         lines.append(f"normalize_observations is {there} there, and {here} here")
-    lines += [
-        f"{name} holds NaN or infinity" for name, array in given.items() if not np.isfinite(array).all()
-    ]
+    lines += [f"{name} holds NaN or infinity" for name, array in given.items() if not np.isfinite(array).all()]
     if lines:
         listed = "".join(f"\n  - {line}" for line in lines)
         raise CheckpointError(f"the weights do not fit this network; use the same policy settings:{listed}")
@@ -94,9 +92,7 @@ def _shape(array: Any) -> str:
     return str(list(array.shape))
 
 
-def join_weights(
-    names: Sequence[str], trained: Sequence[str], *latest: tuple[int, Weights]
-) -> tuple[int, Weights]:
+def join_weights(names: Sequence[str], trained: Sequence[str], *latest: tuple[int, Weights]) -> tuple[int, Weights]:
     """(the newest version of a trained policy, weights of all as `<policy>/<name>`)."""
     version = max(each[0] for name, each in zip(names, latest, strict=True) if name in trained)
     return version, {

@@ -61,9 +61,7 @@ def check_any_env(
     return apart(name, look, max(limits))
 
 
-def _check_games(
-    name: str, env_kwargs: dict[str, Any], beat: Beat, steps: int, limits: Limits
-) -> GamesReport:
+def _check_games(name: str, env_kwargs: dict[str, Any], beat: Beat, steps: int, limits: Limits) -> GamesReport:
     report = GamesReport(name)
     try:
         beat("the making of the environment")
@@ -113,9 +111,7 @@ def _play(
             if len(shown) < REPEATED:
                 shown.append(b"".join(_bytes(each) for each in turns.values()))
             beat("step()")
-            turns = env.step(
-                {name: random[name].drawn(len(each.acting), each.obs) for name, each in turns.items()}
-            )
+            turns = env.step({name: random[name].drawn(len(each.acting), each.obs) for name, each in turns.items()})
             report.steps += 1
     finally:
         games = {episode.game for episodes in env.pop_episodes().values() for episode in episodes}

@@ -105,8 +105,7 @@ class ParallelGame(_OfPettingZoo):
         obs, infos = returned
         self._infos = infos
         to_act = {
-            str(agent): (self._of(obs, agent, "observations"), infos.get(agent, {}))
-            for agent in self._env.agents
+            str(agent): (self._of(obs, agent, "observations"), infos.get(agent, {})) for agent in self._env.agents
         }
         return Moment(to_act, dict.fromkeys(to_act, 0.0), {})
 

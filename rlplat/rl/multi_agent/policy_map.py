@@ -167,8 +167,7 @@ class MultiAgentPlan:
             | {
                 "policy": settings["policy"] | self.policies[name].section,
                 "seed": seed,
-                "stop": settings["stop"]
-                | {"env_steps": max(1, round(settings["stop"]["env_steps"] * share))},
+                "stop": settings["stop"] | {"env_steps": max(1, round(settings["stop"]["env_steps"] * share))},
             }
         )
 
@@ -231,9 +230,7 @@ def plan_multi_agent(settings: dict[str, Any]) -> MultiAgentPlan | None:
             f"'{name}' has several agents, whose games are stepped one after the other: omit vectorization"
         )
     if settings.get("random_start_steps"):
-        raise ConfigError(
-            f"'{name}' has several agents: random_start_steps is for environments of one; omit it"
-        )
+        raise ConfigError(f"'{name}' has several agents: random_start_steps is for environments of one; omit it")
     game = make_game(name, kwargs)
     try:
         return make_plan(
@@ -264,9 +261,7 @@ def agent_spaces(game: Game, name: str) -> tuple[dict[str, SpaceSpec], frozenset
         if any(specs[agent] == specs[other] for other in seen)
         and not (isinstance(specs[agent].obs, dict) and MASK in specs[agent].obs)  # type: ignore[operator]
     )
-    return {
-        agent: space_spec(*game.spaces(agent), adds_mask=agent in masked) for agent in game.agents
-    }, masked
+    return {agent: space_spec(*game.spaces(agent), adds_mask=agent in masked) for agent in game.agents}, masked
 
 
 def make_plan(
@@ -284,8 +279,7 @@ def make_plan(
         agents = tuple(agent for agent in spaces if mapping[agent] == name)
         if not agents:
             raise ConfigError(
-                f"multi_agent.policies.{name} has no agent: map one to it ({_listed(spaces)}), or "
-                "leave it out"
+                f"multi_agent.policies.{name} has no agent: map one to it ({_listed(spaces)}), or leave it out"
             )
         for agent in agents[1:]:
             if spaces[agent] != spaces[agents[0]]:
@@ -305,9 +299,7 @@ def make_plan(
             raise ConfigError(
                 f"multi_agent.policies.{name}.policy.{key}: {first['msg']}{closest(key, PolicyConfig.model_fields)}"
             ) from None
-        policies[name] = AgentPolicy(
-            name, spaces[agents[0]], agents, entry.trained if entry else True, section
-        )
+        policies[name] = AgentPolicy(name, spaces[agents[0]], agents, entry.trained if entry else True, section)
     plan = MultiAgentPlan(
         agents=tuple(spaces),
         policies=policies,
@@ -319,9 +311,7 @@ def make_plan(
     if config.self_play is not None:
         plan = _with_self_play(plan, config.self_play)
     if not plan.trained:
-        raise ConfigError(
-            f"no policy of {_listed(policies)} is trained; set multi_agent.policies.NAME.trained=true"
-        )
+        raise ConfigError(f"no policy of {_listed(policies)} is trained; set multi_agent.policies.NAME.trained=true")
     return plan
 
 
@@ -343,9 +333,7 @@ def resolve_mapping(config: MultiAgentConfig, spaces: Mapping[str, SpaceSpec]) -
     mapping: dict[str, str] = {}
     for agent in spaces:
         fitting = [
-            policy
-            for pattern, policy in patterns.items()
-            if pattern == agent or fnmatch.fnmatchcase(agent, pattern)
+            policy for pattern, policy in patterns.items() if pattern == agent or fnmatch.fnmatchcase(agent, pattern)
         ]
         if not fitting:
             raise ConfigError(

@@ -72,9 +72,7 @@ class PolicyRings:
                 own = plan.settings(self._settings, name)
                 self._learners[name] = self._start_learners(name, own, spec, server)
 
-    def worker_maker(
-        self, make_policy: MakePolicy, record: Record = "samples"
-    ) -> Callable[[int, int], ActorHandle]:
+    def worker_maker(self, make_policy: MakePolicy, record: Record = "samples") -> Callable[[int, int], ActorHandle]:
         """What `RolloutWorkers` starts its workers with; make_policy: of the algorithm's class."""
         worker = spread(MultiAgentRolloutWorker, self._settings)
         return lambda index, incarnation: worker.remote(
@@ -218,9 +216,7 @@ class OpponentPool(Saved):
         at: uniform in [0, 1).
         """
         if not self._snapshots:
-            raise ValueError(
-                "the pool of opponents is empty; the driver adds the first snapshot before sampling"
-            )
+            raise ValueError("the pool of opponents is empty; the driver adds the first snapshot before sampling")
         index = len(self._snapshots) - 1
         if self._sampling == "uniform":
             index = min(index, int(at * len(self._snapshots)))

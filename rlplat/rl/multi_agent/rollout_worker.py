@@ -126,9 +126,7 @@ class PolicyColumns:
                 where = self._count[columns], columns
                 obs, decided = take_obs(self._obs, columns), _rows(self._last, columns)
                 self._recorder.decided(where, obs, decided, self._cores[columns])
-                self._recorder.answered(
-                    where, turns.rewards, turns.terminated, turns.truncated, True, turns.final_obs
-                )
+                self._recorder.answered(where, turns.rewards, turns.terminated, turns.truncated, True, turns.final_obs)
                 self._count[columns] += 1
             if self._has_core:
                 ended = np.zeros(self._num_columns, np.bool_)
@@ -216,9 +214,7 @@ def columns_of(
 
 def _rows(output: PolicyOutput, rows: Array) -> PolicyOutput:
     actions, log_probs, values, q_taken = output
-    return PolicyOutput(
-        actions[rows], log_probs[rows], values[rows], None if q_taken is None else q_taken[rows]
-    )
+    return PolicyOutput(actions[rows], log_probs[rows], values[rows], None if q_taken is None else q_taken[rows])
 
 
 class MultiAgentRolloutWorker:

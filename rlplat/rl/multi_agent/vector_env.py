@@ -163,15 +163,13 @@ class MultiAgentVectorEnv:
                 self._places[copy, agent] = policy, len(self.columns[policy])
                 self.columns[policy].append((copy, agent))
         self._readers = {
-            agent: ObsReader(*games[0].spaces(agent), adds_mask=agent in plan.masked_by_info)
-            for agent in plan.agents
+            agent: ObsReader(*games[0].spaces(agent), adds_mask=agent in plan.masked_by_info) for agent in plan.agents
         }
         self._specs: dict[str, SpaceSpec] = {
             name: self._readers[policy.agents[0]].spec for name, policy in plan.policies.items()
         }
         self._converters = {
-            name: action_converter(games[0].spaces(policy.agents[0])[1])
-            for name, policy in plan.policies.items()
+            name: action_converter(games[0].spaces(policy.agents[0])[1]) for name, policy in plan.policies.items()
         }
         self._seed: np.random.SeedSequence | None = (
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
@@ -221,9 +219,7 @@ class MultiAgentVectorEnv:
         for policy, places in self._acting.items():
             if places:
                 rows = actions[policy]
-                assert len(rows) == len(places), (
-                    f"{len(rows)} actions of '{policy}' for {len(places)} columns"
-                )
+                assert len(rows) == len(places), f"{len(rows)} actions of '{policy}' for {len(places)} columns"
                 converted = self._converters[policy](rows)
                 for i, (copy, agent) in enumerate(places):
                     by_copy[copy][agent] = action_row(converted, i)
@@ -306,9 +302,7 @@ class MultiAgentVectorEnv:
             ending = moment.ended.get(agent)
             terminated, truncated = (ending.terminated, ending.truncated) if ending else (False, False)
             self._add_metrics(copy, agent, ending.info if ending else moment.to_act[agent][1])
-            final = (
-                self._read(agent, ending.obs, ending.info, must_act=False) if ending and truncated else None
-            )
+            final = self._read(agent, ending.obs, ending.info, must_act=False) if ending and truncated else None
             notes[policy].answered.append((column, float(reward), terminated, truncated, final))
         for agent, (obs, info) in moment.to_act.items():
             policy, column = self._column(copy, agent)
@@ -354,11 +348,7 @@ class MultiAgentVectorEnv:
                 "find where the environment divides by zero or overflows"
             )
         groups = reader.spec.action.mask_groups
-        if (
-            isinstance(row, dict)
-            and MASK in row
-            and find_no_choice(row[MASK][None], groups, _ONE) is not None
-        ):
+        if isinstance(row, dict) and MASK in row and find_no_choice(row[MASK][None], groups, _ONE) is not None:
             if must_act:
                 raise EnvError(
                     f"{self._place()}: agent '{agent}' is to act, but its action mask {brief(row[MASK])} leaves a "
@@ -393,11 +383,7 @@ class MultiAgentVectorEnv:
         """`tictactoe (copy 3 of 0..7), step 812 (step 4 of its game), actions {'player_1': 4}`."""
         copy, actions = self._now
         which = f"{self.name} (copy {copy} of 0..{self.num_copies - 1})" if self.num_copies > 1 else self.name
-        shown = (
-            f", actions {brief({agent: _plain(action) for agent, action in actions.items()})}"
-            if actions
-            else ""
-        )
+        shown = f", actions {brief({agent: _plain(action) for agent, action in actions.items()})}" if actions else ""
         return f"{which}, step {self._num_steps} (step {self._game_steps[copy] + bool(actions)} of its game){shown}"
 
 

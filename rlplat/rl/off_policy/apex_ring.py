@@ -61,9 +61,7 @@ class ApexRing:
         self._next_drawn = self._next_slot = 0
         self._reports: list[UpdateReport] = []
         self._learner_metrics: list[dict[str, float]] = []
-        self._fragment_steps = (
-            config.rollout_length * config.num_envs_per_worker
-        )  # env steps of one worker's call
+        self._fragment_steps = config.rollout_length * config.num_envs_per_worker  # env steps of one worker's call
         running = float(len(workers.handles) * self._fragment_steps)
         running += 2 * config.updates_per_call * config.env_steps_per_update
         self._slack = max(config.ratio_slack, running)
@@ -85,8 +83,7 @@ class ApexRing:
             "time/learner_busy_s": sum(each["time/train_s"] for each in trained),
             "time/round_s": perf_counter() - started,
             "learner/updates": self.updates,
-            "learner/env_steps_per_update": self._limiter.ahead(self._tally.env_steps, 0)
-            / max(1, self.updates),
+            "learner/env_steps_per_update": self._limiter.ahead(self._tally.env_steps, 0) / max(1, self.updates),
             "learner/replay_size": sum(self.shard_sizes),
             "rollout/worker_restarts": self._workers.restarts,
         }

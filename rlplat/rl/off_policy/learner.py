@@ -41,9 +41,7 @@ class LearnerReplay:
         minibatch = replay.buffer.sample(32)
     """
 
-    def __init__(
-        self, config: Any, spec: PolicySpec, shape: ReplayShape, seed: np.random.SeedSequence
-    ) -> None:
+    def __init__(self, config: Any, spec: PolicySpec, shape: ReplayShape, seed: np.random.SeedSequence) -> None:
         """config: of an algorithm with env_steps_per_update, learning_starts and save_replay."""
         self.buffer = make_replay(shape, spec.obs, spec.action, seed)
         self._env_steps_per_update, self._starts = config.env_steps_per_update, config.learning_starts
@@ -95,9 +93,7 @@ class OffPolicyConfig(AdamWConfig):
         "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
         "learner.num_learners": Unused("there is one learner", is_error=True),
         "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c and impala", is_error=True),
-        "policy.obs_groups": Unused(
-            "the critic of ppo, a3c and impala may see more than the actor", is_error=True
-        ),
+        "policy.obs_groups": Unused("the critic of ppo, a3c and impala may see more than the actor", is_error=True),
     }
     shapes_replay: ClassVar[tuple[str, ...]] = REPLAY
 

@@ -59,9 +59,7 @@ class OffPolicy(Algorithm[AnyConfig]):
         shapes = [self.replay_shape(*each) for each in policies]
         if isinstance(self.spaces, MultiAgentPlan):
             replays = dict(zip(self.spaces.policies, shapes, strict=True))
-            rings = PolicyRings(
-                self.spaces, settings, lambda name, *its: self.learner_group(*its, replays[name])
-            )
+            rings = PolicyRings(self.spaces, settings, lambda name, *its: self.learner_group(*its, replays[name]))
             self.learners = self.add(rings, saved_as="learner")
             make_worker = rings.worker_maker(self.make_policy, record="transitions")
             self.workers = self.start_workers(make_worker, len(self.spaces.trained))
@@ -165,7 +163,5 @@ def bounded_actor(
     spec = policy_spec(settings["policy"], spaces)
     if not spec.has_images:
         return BoundedActor(spec, actor, seed)
-    made: BoundedActor = load_class("rlplat.rl.torch.policy:TorchBoundedActor")(
-        spec, actor, seed, num_threads
-    )
+    made: BoundedActor = load_class("rlplat.rl.torch.policy:TorchBoundedActor")(spec, actor, seed, num_threads)
     return made

@@ -161,9 +161,7 @@ class DataWriter:
     def _write_file(self) -> None:
         episodes, self._waiting, self._waiting_bytes = concat_episodes(self._waiting), [], 0
         observed = episodes.obs if isinstance(episodes.obs, dict) else {"": episodes.obs}
-        columns: dict[str, Any] = {
-            "obs" if not path else f"obs/{path}": leaf for path, leaf in observed.items()
-        }
+        columns: dict[str, Any] = {"obs" if not path else f"obs/{path}": leaf for path, leaf in observed.items()}
         for name in ("actions", "rewards", "lengths", "terminated"):
             columns[name] = getattr(episodes, name)
         buffer = io.BytesIO()
@@ -208,18 +206,14 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
                 f"{directory} is copied once into a data set that rlplat learns from: rlplat record {directory} --out "
                 "data/NAME, then --data data/NAME"
             ) from None
-        place = (
-            "data/NAME" if os.path.lexists(path) else shlex.quote(str(path))
-        )  # `DataWriter` makes a new one
+        place = "data/NAME" if os.path.lexists(path) else shlex.quote(str(path))  # `DataWriter` makes a new one
         raise UsageError(
             f"there is no data set in {path} (no manifest.json): rlplat record RUN --out {place} makes one"
         ) from None
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path, f"manifest.json cannot be read: {error}") from None
     if manifest.format != FORMAT:
-        raise UsageError(
-            f"{path} has format {manifest.format}, and this rlplat reads {FORMAT}: record it again"
-        )
+        raise UsageError(f"{path} has format {manifest.format}, and this rlplat reads {FORMAT}: record it again")
     return manifest
 
 
@@ -265,6 +259,4 @@ def _read_file(path: Path, file: DataFile, spaces: SpaceSpec) -> Episodes:
 
 
 def _damaged(path: Path, what: str) -> UsageError:
-    return UsageError(
-        f"the data set {path} is damaged: {what}; copy it again, or record it again (rlplat record)"
-    )
+    return UsageError(f"the data set {path} is damaged: {what}; copy it again, or record it again (rlplat record)")

@@ -110,9 +110,7 @@ def _action_problem(actions: Array, spaces: SpaceSpec) -> str:
         if part.kind == "box":
             low, high = (np.array(bound, np.float32) for bound in (part.low, part.high))
         else:
-            counts = {"discrete": (part.n,), "multi_discrete": part.nvec}.get(
-                part.kind, (2,) * part.flat_size
-            )
+            counts = {"discrete": (part.n,), "multi_discrete": part.nvec}.get(part.kind, (2,) * part.flat_size)
             low, high = np.zeros(len(counts), np.float32), np.array(counts, np.float32) - 1
         outside = ((its < low) | (its > high)).any(axis=1)
         if outside.any():

@@ -78,9 +78,7 @@ def copy_minari(name: str, out: str | os.PathLike[str], *, episodes: int | None 
                 ) from error
             writer.source["clipped_actions"] += clipped
         if episodes is None and steps != dataset.total_steps:
-            raise _damaged(
-                name, f"its metadata counts {dataset.total_steps:,} steps, its episodes have {steps:,}"
-            )
+            raise _damaged(name, f"its metadata counts {dataset.total_steps:,} steps, its episodes have {steps:,}")
         return writer.close()
 
 
@@ -115,9 +113,7 @@ def _episode(episode: Any, reader: ObsReader, action_space: Any) -> tuple[Episod
             raise ValueError(f"{name} are {list(column.shape)}, not one for each step")
     ends = np.flatnonzero(terminated | truncated)
     if len(ends) and ends[0] < num_steps - 1:
-        raise ValueError(
-            f"it ends with step {ends[0] + 1} and goes on; write what follows as another episode"
-        )
+        raise ValueError(f"it ends with step {ends[0] + 1} and goes on; write what follows as another episode")
     try:
         obs = reader.read_batch(episode.observations, num_steps + 1)
     except ObsMismatch as error:
@@ -143,9 +139,7 @@ def require_minari(name: str) -> None:
     except ImportError:
         raise MissingExtra("minari", "minari", f"{MINARI}{name}") from None
     if not re.fullmatch(r"[-\w/]+-v\d+", name):
-        raise UsageError(
-            f"'{name}' is not the name of a Minari data set, like D4RL/pen/human-v2: `minari list remote`"
-        )
+        raise UsageError(f"'{name}' is not the name of a Minari data set, like D4RL/pen/human-v2: `minari list remote`")
 
 
 def _load(name: str) -> Any:
@@ -242,9 +236,7 @@ def require_free(name: str) -> None:
 
     place = get_dataset_path(name)
     if os.path.lexists(place):
-        raise UsageError(
-            f"{MINARI}{name} exists already ({place}): choose another name or version, or remove it first"
-        )
+        raise UsageError(f"{MINARI}{name} exists already ({place}): choose another name or version, or remove it first")
 
 
 def _spaces(manifest: Manifest) -> tuple[Any, Any, Any]:

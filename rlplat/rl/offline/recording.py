@@ -61,9 +61,7 @@ def record(
         "actions": "greedy" if greedy else "sampled",
         "random_share": random_share,
         "seed": settings["seed"],
-        "code": record_code(
-            names_in({"env": settings["env"], "env_kwargs": settings["env_kwargs"]}), user_path(out)
-        ),
+        "code": record_code(names_in({"env": settings["env"], "env_kwargs": settings["env_kwargs"]}), user_path(out)),
     }
     kwargs = raw_env_kwargs(settings)
     with (
@@ -141,7 +139,5 @@ def within_bounds(action: ActionSpec, actions: Array) -> Array:
     for part in action_leaves(action):
         its = slice(start, start := start + part.flat_size)
         if part.kind == "box":
-            clipped[:, its] = np.clip(
-                clipped[:, its], np.array(part.low, np.float32), np.array(part.high, np.float32)
-            )
+            clipped[:, its] = np.clip(clipped[:, its], np.array(part.low, np.float32), np.array(part.high, np.float32))
     return clipped

@@ -56,9 +56,7 @@ class DataConfig(AlgorithmConfig):
 
     unused: ClassVar[Mapping[str, Unused]] = NOT_SAMPLED
 
-    data: Annotated[str, AfterValidator(lambda data: str(user_path(data)) if data else data)] = Field(
-        min_length=1
-    )
+    data: Annotated[str, AfterValidator(lambda data: str(user_path(data)) if data else data)] = Field(min_length=1)
     """Directory of the recorded episodes (rlplat record); env may be omitted, and is then that of the data."""
     num_rollout_workers: int = Field(default=0, ge=0, le=10_000)
     """No environment is stepped to learn. 0: everything in this process; 1: the learner in one of its own, so that it

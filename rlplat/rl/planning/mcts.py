@@ -121,9 +121,7 @@ class Trees:
         priors, self.values[trees, node] = evaluate(boards)
         self.priors[trees, node] = np.where(self._game.legal(boards), priors, -np.inf)
 
-    def _descend(
-        self, number: int
-    ) -> tuple[list[tuple[Array, Array, Array]], Array, tuple[Array, Array, Array]]:
+    def _descend(self, number: int) -> tuple[list[tuple[Array, Array, Array]], Array, tuple[Array, Array, Array]]:
         """(the moves of every level: trees, nodes, actions; where each tree's simulation ends; the moves that lead to
         new positions, in the same form)."""
         trees = np.arange(len(self.boards))

@@ -36,9 +36,7 @@ class PositionReplay(Saved):
 
     saved = {"**": "_ring", "rng": "_rng"}
 
-    def __init__(
-        self, game: BoardGame, capacity: int, seed: np.random.SeedSequence, *, use_symmetries: bool
-    ) -> None:
+    def __init__(self, game: BoardGame, capacity: int, seed: np.random.SeedSequence, *, use_symmetries: bool) -> None:
         """use_symmetries: every position is drawn as one of its equals, at random."""
         self._symmetries = game.symmetries if use_symmetries else game.symmetries[:1]
         cells = game.start(1).shape[1]

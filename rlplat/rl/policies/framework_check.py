@@ -46,9 +46,7 @@ def require_framework(framework: str, num_learners: int = 1) -> None:
 def weight_for(weights: Weights, name: str, shape: Sequence[int]) -> Array:
     """That of this name, for a parameter of this shape; CheckpointError where there is none."""
     if name not in weights:
-        raise CheckpointError(
-            f"weights lack {name!r}: they belong to another network than the config describes"
-        )
+        raise CheckpointError(f"weights lack {name!r}: they belong to another network than the config describes")
     if weights[name].shape != tuple(shape):
         raise CheckpointError(
             f"weights {name!r} have shape {weights[name].shape}, the network of the config {tuple(shape)}"

@@ -53,9 +53,7 @@ def q_policy_for(
     num_threads: int = 0,
 ) -> Policy:
     """The same for one that acts by Q-values."""
-    return policy_for(
-        settings, spaces, seed, q=QSpec.of(settings), epsilons=epsilons, num_threads=num_threads
-    )
+    return policy_for(settings, spaces, seed, q=QSpec.of(settings), epsilons=epsilons, num_threads=num_threads)
 
 
 def make_policy(

@@ -69,10 +69,7 @@ def layers(weights: Weights, name: str, num_layers: int) -> list[Layer]:
     if f"{name}.norms.0.weight" not in weights:
         return made
     parts = ("weight", "bias")
-    norms = [
-        [np.array(weights[f"{name}.norms.{i}.{part}"], np.float32) for part in parts]
-        for i in range(num_layers)
-    ]
+    norms = [[np.array(weights[f"{name}.norms.{i}.{part}"], np.float32) for part in parts] for i in range(num_layers)]
     return [(*linear, *norm) for linear, norm in zip(made, norms, strict=True)]
 
 
@@ -253,9 +250,7 @@ class NumpyQPolicy(Stateless):
     def _heads(self, *, with_noise: bool) -> dict[str, list[Layer]]:
         names = ["advantage_head", "value_head"] if self.q.dueling else ["advantage_head"]
         parts = ["hidden", "out"] if self.q.head_hidden_size else ["out"]
-        return {
-            name: [self._layer(f"{name}.{part}", with_noise=with_noise) for part in parts] for name in names
-        }
+        return {name: [self._layer(f"{name}.{part}", with_noise=with_noise) for part in parts] for name in names}
 
     def _layer(self, name: str, *, with_noise: bool) -> Layer:
         if not with_noise:

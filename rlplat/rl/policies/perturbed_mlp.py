@@ -76,9 +76,7 @@ class MLPShape:
     Layers are called and laid out as the actor's in an actor-critic network of this form (torch's [out, in]).
     """
 
-    def __init__(
-        self, spaces: SpaceSpec, *, hidden_sizes: Sequence[int], activation: Activation = "tanh"
-    ) -> None:
+    def __init__(self, spaces: SpaceSpec, *, hidden_sizes: Sequence[int], activation: Activation = "tanh") -> None:
         assert isinstance(spaces.obs, ObsSpec) and spaces.action.kind in ("discrete", "box"), spaces
         self.obs_shape = spaces.obs.shape
         self.is_discrete = spaces.action.kind == "discrete"
@@ -111,9 +109,7 @@ class MLPShape:
 
     def split(self, theta: Array) -> list[Layer]:
         """theta: [..., num_params] -> its layers, views; weights are [..., in, out]."""
-        views = [
-            theta[..., place].reshape(*theta.shape[:-1], *shape) for shape, place in self.places.values()
-        ]
+        views = [theta[..., place].reshape(*theta.shape[:-1], *shape) for shape, place in self.places.values()]
         return [(weight.swapaxes(-1, -2), bias) for weight, bias in zip(views[::2], views[1::2], strict=True)]
 
     def named(self, theta: Array) -> Weights:
@@ -125,9 +121,7 @@ class MLPShape:
         for name, (shape, _) in self.places.items():
             there = weights[name].shape if name in weights else "missing"
             if there != shape:
-                raise ConfigError(
-                    f"weights of another network: {name} is {there} there, and {shape} in this policy"
-                )
+                raise ConfigError(f"weights of another network: {name} is {there} there, and {shape} in this policy")
         return np.concatenate([weights[name].reshape(-1) for name in self.places]).astype(np.float32)
 
 

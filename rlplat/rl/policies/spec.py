@@ -171,11 +171,7 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
             f"{policy['attention_heads']} equal heads"
         )
     if policy.get("use_sde") and (spaces.action.kind != "box" or policy["custom"]):
-        what = (
-            f"your network {policy['custom']} explores"
-            if policy["custom"]
-            else f"actions are {spaces.action}"
-        )
+        what = f"your network {policy['custom']} explores" if policy["custom"] else f"actions are {spaces.action}"
         raise ConfigError(f"policy.use_sde is for Box actions and rlplat's own network, but {what}: omit it")
     groups = policy.get("obs_groups") or {}
     actor_obs, critic_obs = (_group(obs, groups, name) for name in ("actor", "critic"))
@@ -195,9 +191,7 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
     return PolicySpec(
         obs=obs,
         action=spaces.action,
-        heads=tuple(
-            action_heads(spaces.action, squash=policy["squash_actions"], rescale=policy["rescale_actions"])
-        ),
+        heads=tuple(action_heads(spaces.action, squash=policy["squash_actions"], rescale=policy["rescale_actions"])),
         encoder=encoder,
         hidden_sizes=tuple(policy["hidden_sizes"]),
         activation=policy["activation"],
@@ -219,9 +213,7 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
     )
 
 
-def _group(
-    obs: ObsSpec | dict[str, ObsSpec], groups: Mapping[str, Sequence[str]], group: str
-) -> tuple[str, ...]:
+def _group(obs: ObsSpec | dict[str, ObsSpec], groups: Mapping[str, Sequence[str]], group: str) -> tuple[str, ...]:
     """The paths of a group of observations, which names them or dicts of them; a mask is always among them."""
     if not groups:
         return ()
@@ -294,18 +286,14 @@ def _kind_of(leaf: ObsSpec) -> str:
     channels, height, width = leaf.channels_height_width
     notes = []
     if "T" in leaf.layout:
-        colours = {3: "RGB", 4: "RGBA"}.get(
-            channels // leaf.shape[0], f"of {channels // leaf.shape[0]} channels"
-        )
+        colours = {3: "RGB", 4: "RGBA"}.get(channels // leaf.shape[0], f"of {channels // leaf.shape[0]} channels")
         notes.append(f"{leaf.shape[0]} stacked {colours}")
     elif leaf.layout == "CHW":
         notes.append("channels first")
     low, high = leaf.bounds
     if leaf.low:
         span = f"{min(low):g}..{max(high):g}"
-        notes.append(
-            (span if span == "0..1" else f"{span} -> 0..1") + (" by channel" if len(low) > 1 else "")
-        )
+        notes.append((span if span == "0..1" else f"{span} -> 0..1") + (" by channel" if len(low) > 1 else ""))
     elif not low:
         notes.append("values as they are")
     return f"image {height}x{width}x{channels}" + (f" ({', '.join(notes)})" if notes else "")
@@ -313,9 +301,7 @@ def _kind_of(leaf: ObsSpec) -> str:
 
 def _too_many(leaf: ObsSpec) -> str:
     if leaf.nvec:
-        return (
-            "one for each value of a choice: if near values are alike, a Box of a few numbers learns sooner"
-        )
+        return "one for each value of a choice: if near values are alike, a Box of a few numbers learns sooner"
     if leaf.kind == "image":
         return "it is an image: --policy.encoder auto takes a CNN, where the algorithm has one"
     return (
@@ -368,11 +354,7 @@ def unsuited_bounds(spec: ActionSpec) -> str:
 def bounds_advice(spec: ActionSpec, can_rescale: bool = True) -> str:
     """What to do about `unsuited_bounds`, or the empty string. can_rescale: by policy.rescale_actions."""
     found = unsuited_bounds(spec)
-    cure = (
-        "--policy.rescale-actions makes them -1 and 1 to it"
-        if can_rescale
-        else "scale them in the environment"
-    )
+    cure = "--policy.rescale-actions makes them -1 and 1 to it" if can_rescale else "scale them in the environment"
     what = f"actions have bounds {found}, and a policy begins with mean 0 and deviation 1 in the same units"
     return f"{what}: {cure}" if found else ""
 
@@ -427,9 +409,7 @@ class QSpec:
 def require_discrete(spaces: SpaceSpec, env: str, algo: str) -> None:
     """Raises UsageError where actions are not Discrete."""
     if spaces.action.kind != "discrete":
-        is_bounded_box = (
-            spaces.action.kind == "box" and np.isfinite([*spaces.action.low, *spaces.action.high]).all()
-        )
+        is_bounded_box = spaces.action.kind == "box" and np.isfinite([*spaces.action.low, *spaces.action.high]).all()
         use = "sac" if is_bounded_box else "ppo"
         raise UsageError(
             f"{algo.upper()} chooses among a fixed number of actions (Discrete), but {env} has actions "
@@ -450,9 +430,7 @@ def masks_with_one_choice(spec: PolicySpec) -> tuple[Array, Array]:
     return mask, choices
 
 
-def forbidden_choice(
-    spec: PolicySpec, choices: Array, actions: Array, log_prob: Callable[[Array], Array]
-) -> str:
+def forbidden_choice(spec: PolicySpec, choices: Array, actions: Array, log_prob: Callable[[Array], Array]) -> str:
     """What to say where an action that the mask forbids has a probability, or the empty string.
 
     choices: of `masks_with_one_choice`; actions: any, as the network draws them under these masks; log_prob: of

@@ -246,9 +246,7 @@ class SequenceReplay(Saved):
         seed: np.random.SeedSequence,
     ) -> None:
         """burn_in: rows that only warm the core's state up; unroll: rows that are learnt from."""
-        assert store.lane_capacity % stride == 0, (
-            f"a lane of {store.lane_capacity} rows is no multiple of {stride}"
-        )
+        assert store.lane_capacity % stride == 0, f"a lane of {store.lane_capacity} rows is no multiple of {stride}"
         self.store = store
         self._burn_in, self._unroll, self._stride = burn_in, unroll, stride
         self._length = burn_in + unroll + store.n_step

@@ -128,8 +128,7 @@ class FrameStorage:
     def get_state(self, rows: Array) -> dict[str, Any]:
         oldest = self._held[:, 0] * PAGE
         frames = [
-            self._read(self._places(lane, np.arange(oldest[lane], self._heads[lane])))
-            for lane in range(len(oldest))
+            self._read(self._places(lane, np.arange(oldest[lane], self._heads[lane]))) for lane in range(len(oldest))
         ]
         return {
             "newest": self._newest[rows],

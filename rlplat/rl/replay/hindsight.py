@@ -174,9 +174,7 @@ def hindsight_of(config: Any) -> Hindsight | None:
     return (
         None
         if strategy == "none"
-        else Hindsight(
-            strategy, k / (k + 1), config.env, config.env_kwargs, Copies.of(config.model_dump(), "goals")
-        )
+        else Hindsight(strategy, k / (k + 1), config.env, config.env_kwargs, Copies.of(config.model_dump(), "goals"))
     )
 
 
@@ -205,14 +203,10 @@ def require_goals(config: Any, spaces: Any) -> None:
             "each one array (gymnasium-robotics' GoalEnv)"
         )
     elif obs[ACHIEVED] != obs[DESIRED] or obs[ACHIEVED].kind not in ("vector", "multi_binary"):
-        problem = (
-            f"{ACHIEVED} is {obs[ACHIEVED]} and {DESIRED} {obs[DESIRED]}: both are to be the same Box or "
-        )
+        problem = f"{ACHIEVED} is {obs[ACHIEVED]} and {DESIRED} {obs[DESIRED]}: both are to be the same Box or "
         problem += "MultiBinary"
     if problem:
-        raise ConfigError(
-            f"hindsight.goal_selection_strategy={config.hindsight.goal_selection_strategy}: {problem}"
-        )
+        raise ConfigError(f"hindsight.goal_selection_strategy={config.hindsight.goal_selection_strategy}: {problem}")
 
 
 class EpisodeSpans:

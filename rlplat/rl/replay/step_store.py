@@ -104,9 +104,7 @@ class StepStore:
         num_real = len(source)
         if len(batch.cut_rows):
             cut_env, cut_t = batch.cut_rows % B, batch.cut_rows // B
-            order = np.argsort(
-                np.concatenate([2 * (env * T + t), 2 * (cut_env * T + cut_t) + 1]), kind="stable"
-            )
+            order = np.argsort(np.concatenate([2 * (env * T + t), 2 * (cut_env * T + cut_t) + 1]), kind="stable")
             env = np.concatenate([env, cut_env])[order]
             is_real = order < num_real
             source = np.concatenate([source, batch.cut_rows])[order]

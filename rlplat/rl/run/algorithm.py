@@ -408,9 +408,7 @@ class OnPolicy(Algorithm[Rolling]):
         rings = PolicyRings(self.spaces, self.settings, lambda _name, *its: self.learner_group(*its))
         return self.add(rings, saved_as="learner")
 
-    def start_rollout_workers(
-        self, worker_class: type = RolloutWorker, *, num_batches: int = 1
-    ) -> RolloutWorkers:
+    def start_rollout_workers(self, worker_class: type = RolloutWorker, *, num_batches: int = 1) -> RolloutWorkers:
         """After the policies; num_batches: of `RolloutWorkers`."""
         if isinstance(self.spaces, MultiAgentPlan):
             return self.start_workers(self.learners.worker_maker(self.make_policy), len(self.spaces.trained))

@@ -38,9 +38,7 @@ def shares(seconds: Mapping[str, float]) -> dict[str, float]:
         return _shares_of_turns(seconds)
     is_asynchronous = "time/round_s" in seconds
     sample, update = (
-        ("time/worker_busy_s", "time/learner_busy_s")
-        if is_asynchronous
-        else ("time/sample_s", "time/update_s")
+        ("time/worker_busy_s", "time/learner_busy_s") if is_asynchronous else ("time/sample_s", "time/update_s")
     )
     needed = (sample, update, "rollout/sample_s", "rollout/env_s", "rollout/act_s")
     if any(name not in seconds for name in needed):

@@ -203,9 +203,7 @@ class Evaluator:
             if self._told:
                 self._made(env)
             try:
-                return self._play(
-                    env, pinned[1], episodes, purpose, max_steps=max_steps, on_episode=on_episode
-                )
+                return self._play(env, pinned[1], episodes, purpose, max_steps=max_steps, on_episode=on_episode)
             finally:
                 env.close()
 
@@ -221,9 +219,7 @@ class Evaluator:
             env.ask(what, name, *arguments, **keywords)
         return env
 
-    def _play(
-        self, env: VectorEnv, weights: Weights, episodes: int, purpose: Purpose, **options: Any
-    ) -> list[Episode]:
+    def _play(self, env: VectorEnv, weights: Weights, episodes: int, purpose: Purpose, **options: Any) -> list[Episode]:
         policy_seed, env_seed = seed_sequences(self._settings["seed"], "evaluation", PURPOSE_INDICES[purpose])
         policy = self._make_policy(self._settings, env.spec, policy_seed)
         torch = sys.modules.get("torch")

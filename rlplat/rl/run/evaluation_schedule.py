@@ -100,9 +100,7 @@ class Evaluations(Saved):
             return {}
         env_steps = result.env_steps
         if self._running is not None and self._running.env_steps != env_steps:
-            self._say(
-                f"the evaluation of {self._running.env_steps:,} env steps was still running at the end: given up"
-            )
+            self._say(f"the evaluation of {self._running.env_steps:,} env steps was still running at the end: given up")
             self.close()
         self._is_waiting = False
         last = self._last["choice" if self._evaluation is None else "final"]
@@ -128,16 +126,10 @@ class Evaluations(Saved):
             return self._finished(env_steps, self._algorithm.evaluate(self._episodes))
         weights = self._algorithm.acting_weights()
         video, is_final = None, purpose == "final"
-        if (
-            self._run
-            and self._video_period
-            and (is_final or (not waits and self._started % self._video_period == 0))
-        ):
+        if self._run and self._video_period and (is_final or (not waits and self._started % self._video_period == 0)):
             video = self._run.path / "videos" / f"eval_{env_steps}.mp4"
         waits = waits or self._waits
-        outcome = self._evaluation.start(
-            weights, self._episodes, video is not None, purpose=purpose, tells=waits
-        )
+        outcome = self._evaluation.start(weights, self._episodes, video is not None, purpose=purpose, tells=waits)
         self._running = _Running(env_steps, weights, outcome, video, purpose)
         return self._collect(wait=True, may_fail=not is_final) if waits else {}
 
@@ -175,9 +167,7 @@ class Evaluations(Saved):
         self._failures += 1
         if running.attempt > 1 and not may_fail:
             raise error
-        reason = next(
-            (line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__
-        )
+        reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
         what = f"warning: the evaluation of {running.env_steps:,} env steps failed: {reason.strip()}"
         if running.attempt > 1:
             self._say(f"{what}; given up, training continues")

@@ -68,17 +68,13 @@ def load_algorithm(name: str) -> type[Any]:
     if home is None and (known := switches_of(name)):
         raise ConfigError(f"'{name}' is {known} (only `rlplat train` takes that name)")
     if home is None:
-        raise ConfigError(
-            f"unknown algorithm '{name}'{closest(name, homes)}\nalgorithms: {', '.join(sorted(homes))}"
-        )
+        raise ConfigError(f"unknown algorithm '{name}'{closest(name, homes)}\nalgorithms: {', '.join(sorted(homes))}")
     try:
         found = load_class(home)
     except ConfigError as error:
         raise ConfigError(str(error) if home == name else f"algorithm '{name}': {error}") from None
     if not is_algorithm(found):
-        raise ConfigError(
-            f"algorithm '{name}': {home} is not a subclass of rlplat.rl.run.algorithm.Algorithm"
-        )
+        raise ConfigError(f"algorithm '{name}': {home} is not a subclass of rlplat.rl.run.algorithm.Algorithm")
     return found
 
 
@@ -180,9 +176,7 @@ def base_config(algo: str, env: str) -> BaseConfig:
         whose = _FAMILY_NAMES[family]
         return BaseConfig(path, f"no tuned config for {env}: using the {whose} family's, {shown(path)}")
     name = algo.lower()
-    reason = (
-        f"the {_FAMILY_NAMES[family]} family has none for {name}" if family else "it belongs to no family"
-    )
+    reason = f"the {_FAMILY_NAMES[family]} family has none for {name}" if family else "it belongs to no family"
     return BaseConfig(None, f"no tuned config for {env}, and {reason}: the plain defaults of {name} apply")
 
 

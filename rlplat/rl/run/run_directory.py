@@ -146,9 +146,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             self._log = open(path / "log.txt", "a", encoding="utf-8")
         except OSError as error:
-            raise ConfigError(
-                f"cannot write to the run directory {shown(path)}: {error.strerror or error}"
-            ) from None
+            raise ConfigError(f"cannot write to the run directory {shown(path)}: {error.strerror or error}") from None
         try:
             fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_whole(path / "config.yaml", config_yaml)
@@ -166,16 +164,12 @@ class RunDirectory:
             ]
         except BlockingIOError:
             self._log.close()
-            raise ConfigError(
-                f"the run in {shown(path)} is still running: another process is training in it"
-            ) from None
+            raise ConfigError(f"the run in {shown(path)} is still running: another process is training in it") from None
         except OSError as error:
             self._log.close()
             if not resumed:
                 self.discard()
-            raise ConfigError(
-                f"cannot write to the run directory {shown(path)}: {error.strerror or error}"
-            ) from None
+            raise ConfigError(f"cannot write to the run directory {shown(path)}: {error.strerror or error}") from None
         self._metrics = MetricsLog(writers, warn=self.say)
 
     def say(self, text: str) -> None:
@@ -312,9 +306,7 @@ class RunDirectory:
         if self._is_lost():
             where = self._moved_to()
             what = f"was moved to {where}" if where else "was removed, or replaced by another one,"
-            raise RunDirectoryLost(
-                f"the run directory {shown(self.path)} {what} while the run was training in it"
-            )
+            raise RunDirectoryLost(f"the run directory {shown(self.path)} {what} while the run was training in it")
 
     def _is_lost(self) -> bool:
         try:
@@ -328,10 +320,7 @@ class RunDirectory:
         """Where the directory is under another name; None where it is gone."""
         with suppress(OSError, ValueError):
             log = Path(os.readlink(f"/proc/self/fd/{self._log.fileno()}"))
-            if (
-                os.path.samestat(os.stat(log), os.fstat(self._log.fileno()))
-                and (log.parent / "config.yaml").exists()
-            ):
+            if os.path.samestat(os.stat(log), os.fstat(self._log.fileno())) and (log.parent / "config.yaml").exists():
                 return log.parent
         return None
 

@@ -114,9 +114,7 @@ class Agent:
         self._num_rows = num_rows
         return self.spaces.actions(policy.act(rows, deterministic=greedy).actions, is_batch)
 
-    def act_on_rows(
-        self, rows: Obs, *, greedy: bool = True, state: Array | None = None
-    ) -> tuple[PolicyOutput, Array]:
+    def act_on_rows(self, rows: Obs, *, greedy: bool = True, state: Array | None = None) -> tuple[PolicyOutput, Array]:
         """For servers: actions with log probabilities and values, of rows as `spaces.read` gives them.
 
         state: float32[N, S] with which to act (None: episodes begin); returned is that of the next step. The agent
@@ -213,9 +211,7 @@ class Agent:
         with self._evaluator() as evaluator:
             return evaluator.run((0, self._weights), episodes, purpose="report").episodes
 
-    def film(
-        self, episodes: int, film: Film, *, on_episode: Callable[[Episode], None] | None = None
-    ) -> list[Episode]:
+    def film(self, episodes: int, film: Film, *, on_episode: Callable[[Episode], None] | None = None) -> list[Episode]:
         """One episode after another in front of the camera."""
         self._require_acting("be recorded")
         with self._evaluator() as evaluator:
@@ -244,9 +240,7 @@ class Agent:
     def _multi_agent(self) -> MultiAgentPlan | None:
         plan = plan_multi_agent(self._settings)
         if self._name and (plan is None or self._name not in plan.policies):
-            there = (
-                f"its policies are {', '.join(plan.policies)}" if plan else "it has one agent and one policy"
-            )
+            there = f"its policies are {', '.join(plan.policies)}" if plan else "it has one agent and one policy"
             near = closest(self._name, plan.policies) if plan else ""
             raise ConfigError(f"{self.directory} has no policy '{self._name}'{near}; {there}")
         return plan

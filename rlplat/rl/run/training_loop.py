@@ -175,9 +175,7 @@ def stop_rules(config: Any, stop: Mapping[str, float | None] | None = None) -> d
         name = _STOP_ALIASES.get(key, key)
         if name not in rules:
             raise ConfigError(f"unknown stop rule '{key}'{closest(key, rules)}; rules: {', '.join(rules)}")
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)
-        ):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)):
             raise ConfigError(f"stop rule '{key}' is a number or None, not {value!r}")
         rules[name] = value
     return {key: value for key, value in rules.items() if value is not None}
@@ -279,9 +277,7 @@ def train_layers(
                 planned = plan_training(algo, config, layers)
             resume, config, init_from = out, None, None
         elif kept := put_aside(user_path(out)):
-            notes.append(
-                f"{shown(user_path(out))} has no checkpoint: it is now {kept.name}, and begins again"
-            )
+            notes.append(f"{shown(user_path(out))} has no checkpoint: it is now {kept.name}, and begins again")
     if resume is not None:
         if init_from is not None:
             raise ConfigError(f"--resume {resume} uses the run's own weights; omit --init-from")
@@ -585,9 +581,7 @@ def _turn(
     return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config, hint)
 
 
-def _save_last_checkpoint(
-    algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations
-) -> Path | None:
+def _save_last_checkpoint(algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations) -> Path | None:
     """Tried again while the actors live: the weights of the whole run are in them."""
     for attempt in range(1, SAVE_ATTEMPTS + 1):
         try:
@@ -641,9 +635,7 @@ def _about_observations(algorithm: Algorithm[Any]) -> list[str]:
     if isinstance(spaces, SpaceSpec):
         networks = {"": (spaces.obs, policy)}
     elif isinstance(spaces, MultiAgentPlan):
-        networks = {
-            f"{each.name}: ": (each.spaces.obs, policy | each.section) for each in spaces.policies.values()
-        }
+        networks = {f"{each.name}: ": (each.spaces.obs, policy | each.section) for each in spaces.policies.values()}
     found: list[str] = []
     for name, (obs, section) in networks.items():
         lines, warnings = said_of_observations(obs, section["encoder"], section["custom"])
@@ -669,9 +661,7 @@ def what_is_saved(run: RunDirectory) -> str:
         return f"no checkpoint was saved: {env_steps:,} env steps are lost; metrics are in {shown(run.path)}"
     resume = f"to resume: rlplat train --resume {shlex.quote(str(shown(run.path)))}"
     if env_steps > run.saved_env_steps:
-        lost = (
-            f"{env_steps - run.saved_env_steps:,} env steps since the checkpoint at {run.saved_env_steps:,}"
-        )
+        lost = f"{env_steps - run.saved_env_steps:,} env steps since the checkpoint at {run.saved_env_steps:,}"
         return f"{lost} are lost; {resume}"
     return f"checkpoint saved at {run.saved_env_steps:,} env steps; {resume}"
 

@@ -154,9 +154,7 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
         found, notes = find_code(kept, recorded or {}, path.parent)
         layer.values |= found
     if "trainable" in layer.values or isinstance(layer.values.get("runs"), dict):
-        raise ConfigError(
-            f"{path} is an experiment, which is many runs: rlplat tune {shlex.quote(str(path))}"
-        )
+        raise ConfigError(f"{path} is an experiment, which is many runs: rlplat tune {shlex.quote(str(path))}")
     written = layer.values.pop("algo", None)
     if written is not None and not isinstance(written, str):
         raise ConfigError(f"{path}: 'algo' is the name of an algorithm, not {written!r}")
@@ -214,9 +212,7 @@ def default_directory(plan: TrainingPlan) -> Path:
             number += 1
             directory = runs / f"{stem}-{number}"
         except OSError as error:
-            raise ConfigError(
-                f"cannot make the run directory {directory}: {error.strerror or error}"
-            ) from None
+            raise ConfigError(f"cannot make the run directory {directory}: {error.strerror or error}") from None
 
 
 def _algo_by_directory(path: Path) -> str | None:

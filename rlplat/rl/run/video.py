@@ -230,9 +230,7 @@ def filmed(env: str, env_kwargs: dict[str, Any], film: Film) -> Filmed:
         single = make_single_env(source, {**env_kwargs, "render_mode": "rgb_array"})
     except RlplatError as error:
         refused = "unexpected keyword argument 'render_mode'" in str(error)
-        fix = (
-            "; give it an argument render_mode=None, and a render() that returns the frame" if refused else ""
-        )
+        fix = "; give it an argument render_mode=None, and a render() that returns the frame" if refused else ""
         raise UsageError(
             f"{source.name} cannot be recorded: with render_mode='rgb_array' it fails: {error}{fix}"
         ) from error
@@ -327,9 +325,7 @@ class FilmedAtari:
             self._film.write(self._first)
             self._first = None
         step, shown = self._seen.step(actions), self._shown.step(actions)
-        assert np.array_equal(step.rewards, shown.rewards), (
-            "the recorded game differs from the one that is played"
-        )
+        assert np.array_equal(step.rewards, shown.rewards), "the recorded game differs from the one that is played"
         if shown.final_obs is not None:  # it has ended, and `obs` belongs to the next one
             self._film.write(_picture(shown.final_obs))
             self._first = _picture(shown.obs)

@@ -22,6 +22,4 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) or mallopt(
-            M_MMAP_THRESHOLD, 32 << 20
-        )  # glibc's most before 2.35
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) or mallopt(M_MMAP_THRESHOLD, 32 << 20)  # glibc's most before 2.35

@@ -159,9 +159,7 @@ class PerturbedEpisodes:
         floats, counts = returns.astype(np.float32), lengths.astype(np.uint32)
         return Returns(indices, floats, counts, gatherer.sums(), seconds, metrics)
 
-    def play(
-        self, starts: Array, scales: Array, chances: Sequence[EpisodeChance], gatherer: ObsGatherer
-    ) -> Array:
+    def play(self, starts: Array, scales: Array, chances: Sequence[EpisodeChance], gatherer: ObsGatherer) -> Array:
         """One episode with theta + scales[k] * (noise at starts[k]) for every k < K -> float64[K, 2], (return, length).
 
         Slot b plays episodes b, b + B, b + 2B and so on, one after another. Its share is fixed: if whoever is through

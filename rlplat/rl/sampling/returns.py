@@ -137,9 +137,7 @@ class LearningRewards(Saved):
     def __init__(self, config: Any) -> None:
         """config: of an algorithm that has these two switches."""
         if config.clip_rewards and config.normalize_rewards:
-            raise ConfigError(
-                "clip_rewards and normalize_rewards exclude each other: set one of them to false"
-            )
+            raise ConfigError("clip_rewards and normalize_rewards exclude each other: set one of them to false")
         self._env = config.env
         self._clips, self._normalizes = config.clip_rewards, config.normalize_rewards
         self._normalizer = RewardNormalizer(config.discount)

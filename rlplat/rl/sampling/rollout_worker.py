@@ -54,9 +54,7 @@ class EnvWorker:
         """Of every environment: `VectorEnv.ask`."""
         if isinstance(self._env, VectorEnv):
             return self._env.ask(what, name, *arguments, **keywords)
-        raise UsageError(
-            "simulators that act by themselves have no attributes here: tell them over a channel of yours"
-        )
+        raise UsageError("simulators that act by themselves have no attributes here: tell them over a channel of yours")
 
     def env_statistics(self) -> Statistics:
         """Those that the environments keep between episodes, merged."""
@@ -115,9 +113,7 @@ class RolloutWorker(EnvWorker):
         self._obs: Obs = self._env.reset()
         if most := config.get("random_start_steps"):
             if not isinstance(self._env, VectorEnv):
-                raise UsageError(
-                    "random_start_steps: simulators that act by themselves begin where they begin"
-                )
+                raise UsageError("random_start_steps: simulators that act by themselves begin where they begin")
             self._obs = self._env.wander(most, int(env_seed.generate_state(1)[0]))
         self._keeps_ends = record == "samples_and_ends"
         self._is_within = False
@@ -136,9 +132,7 @@ class RolloutWorker(EnvWorker):
     def _ahead(config: dict[str, Any], record: Record) -> int:
         """1 where what older weights did is learnt from as well: by off-policy algorithms, with V-trace, or where PPO's
         rounds overlap."""
-        takes_older = (
-            record == "transitions" or "max_staleness" in config or config.get("overlap_sampling") is True
-        )
+        takes_older = record == "transitions" or "max_staleness" in config or config.get("overlap_sampling") is True
         return int(takes_older and not config["deterministic"])
 
     def sample(self, latest: tuple[int, Weights]) -> Any:

@@ -232,9 +232,7 @@ def join_envs(batches: Sequence[SampleBatch]) -> SampleBatch:
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(batch, name) for batch in batches], axis=1) for name in COLUMNS[1:]
     }
-    columns["obs"] = map_obs(
-        lambda *leaves: np.concatenate(leaves, axis=1), *(batch.obs for batch in batches)
-    )
+    columns["obs"] = map_obs(lambda *leaves: np.concatenate(leaves, axis=1), *(batch.obs for batch in batches))
     columns["core_state"] = np.concatenate([batch.core_state for batch in batches])
     forced = [batch.forced for batch in batches]
     if any(each is not None for each in forced):
@@ -254,9 +252,7 @@ def join_envs(batches: Sequence[SampleBatch]) -> SampleBatch:
 def _join_ends(batches: Sequence[SampleBatch]) -> dict[str, Any]:
     """`last_obs`, and `cut_rows` and `final_obs` where some batch has them."""
     num_envs = sum(batch.shape[1] for batch in batches)
-    ends: dict[str, Any] = {
-        "last_obs": concat_obs([batch.last_obs for batch in batches if batch.last_obs is not None])
-    }
+    ends: dict[str, Any] = {"last_obs": concat_obs([batch.last_obs for batch in batches if batch.last_obs is not None])}
     rows, final, first = [], [], 0
     for batch in batches:
         B = batch.shape[1]

@@ -87,9 +87,7 @@ class SimulatorRollouts:
         server = self.server
         if self._live is None:
             log.info("making the policy that simulators are sent: some seconds, once")
-            self._live = load_class(LIVE_POLICY)(
-                policy, self.observation_space, self.action_space, self._framework
-            )
+            self._live = load_class(LIVE_POLICY)(policy, self.observation_space, self.action_space, self._framework)
         data = self._live.to_bytes(weights)
         server.offer(version, data, self._live.recorded)
 
@@ -109,19 +107,14 @@ class SimulatorRollouts:
         raw_obs = {path: _columns([lane.obs[path] for lane in lanes]) for path in lanes[0].obs}
         outputs = {name: _columns([lane.outputs[name] for lane in lanes]) for name in lanes[0].outputs}
         rewards, terminated, truncated = (
-            _columns([getattr(lane, name) for lane in lanes])
-            for name in ("rewards", "terminated", "truncated")
+            _columns([getattr(lane, name) for lane in lanes]) for name in ("rewards", "terminated", "truncated")
         )
         T, B = rewards.shape
-        flat = self._read(
-            {path: each.reshape(T * B, *each.shape[2:]) for path, each in raw_obs.items()}, T * B
-        )
+        flat = self._read({path: each.reshape(T * B, *each.shape[2:]) for path, each in raw_obs.items()}, T * B)
         obs = map_obs(lambda leaf: leaf.reshape(T, B, *leaf.shape[1:]), flat)
         has_core, cuts = "state_out" in outputs, [0] * B
         for t in range(T):
-            core_state = (
-                outputs["state_in"][t] if has_core and (t == 0 or recorder.needs_every_core) else None
-            )
+            core_state = outputs["state_in"][t] if has_core and (t == 0 or recorder.needs_every_core) else None
             recorder.decided(t, take_obs(obs, t), _output(outputs, t), core_state)
             if has_core:
                 policy.core_state = outputs["state_out"][t]

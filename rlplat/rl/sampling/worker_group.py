@@ -138,9 +138,7 @@ class RolloutWorkers:
         Nothing of a lost fragment is used. Raises `error` when none was lost, and when a worker dies too often.
         """
         completed = list(refs)
-        arrived = (
-            rlplat.remote(_nothing).options(num_cpus=0).remote
-        )  # looks where they are: only errors come home
+        arrived = rlplat.remote(_nothing).options(num_cpus=0).remote  # looks where they are: only errors come home
         lost = []
         for slot, ref in enumerate(refs):
             try:
@@ -254,11 +252,7 @@ class RolloutWorkers:
         cause = loss.__cause__
         if isinstance(cause, UsageError):
             raise cause
-        if (
-            isinstance(loss, ActorDied)
-            and isinstance(cause, Exception)
-            and not isinstance(cause, RlplatError)
-        ):
+        if isinstance(loss, ActorDied) and isinstance(cause, Exception) and not isinstance(cause, RlplatError):
             # No process died: the constructor raised, and a new worker's would raise alike.
             raise ActorDied(
                 f"rollout worker {slot} could not be made: {type(cause).__name__}: {cause} (--debug shows where)"

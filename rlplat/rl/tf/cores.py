@@ -173,16 +173,12 @@ def _unroll(
     inputs = tf.reshape(inputs, (num_steps, -1, inputs.shape[-1]))
     keep = tf.cast(~starts, tf.float32)[:, :, None]
 
-    def one(
-        t: tf.Tensor, state: tf.Tensor, outs: tf.TensorArray
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.TensorArray]:
+    def one(t: tf.Tensor, state: tf.Tensor, outs: tf.TensorArray) -> tuple[tf.Tensor, tf.Tensor, tf.TensorArray]:
         out, state = step(state * keep[t], inputs[t])
         return t + 1, state, outs.write(t, out)
 
     outs = tf.TensorArray(tf.float32, num_steps, element_shape=(None, size))
-    _, state, outs = tf.while_loop(
-        lambda t, *_: t < num_steps, one, (0, state, outs), maximum_iterations=num_steps
-    )
+    _, state, outs = tf.while_loop(lambda t, *_: t < num_steps, one, (0, state, outs), maximum_iterations=num_steps)
     return tf.reshape(outs.stack(), (-1, size)), state
 
 

@@ -56,9 +56,7 @@ def resolve_precision(precision: str, spec: PolicySpec, device: str) -> tf.DType
         return tf.float32
     if precision == "bfloat16":
         if not spec.has_images:
-            raise ConfigError(
-                "learner.precision=bfloat16 is for image encoders; use auto or float32 with an MLP"
-            )
+            raise ConfigError("learner.precision=bfloat16 is for image encoders; use auto or float32 with an MLP")
         return tf.bfloat16
     return tf.bfloat16 if has_fast_bfloat16(device) else tf.float32
 

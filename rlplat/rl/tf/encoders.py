@@ -161,9 +161,7 @@ class ImpalaCNN(_Pixels):
             features = entry(features, dtype, padding="SAME", scale=scale)
             # Not padding="SAME", which puts all of an odd padding on one side, where torch has one on both.
             edges = ((0, 0), (1, 1), (1, 1), (0, 0))
-            features = tf.nn.max_pool2d(
-                tf.pad(features, edges, constant_values=features.dtype.min), 3, 2, "VALID"
-            )
+            features = tf.nn.max_pool2d(tf.pad(features, edges, constant_values=features.dtype.min), 3, 2, "VALID")
             for first in (0, 2):
                 inner = convs[first](tf.nn.relu(features), dtype, padding="SAME")
                 features = features + convs[first + 1](tf.nn.relu(inner), dtype, padding="SAME")
@@ -189,9 +187,7 @@ class TreeEncoder(tf.Module):
 
     def __call__(self, obs: dict[str, tf.Tensor]) -> tf.Tensor:
         parts = [encoder(obs[path]) for path, encoder in zip(self._image_paths, self.images, strict=True)]
-        parts += [
-            leaf_features(obs[path], leaf) for path, leaf in self._leaves if path not in self._image_paths
-        ]
+        parts += [leaf_features(obs[path], leaf) for path, leaf in self._leaves if path not in self._image_paths]
         return self.mlp(tf.concat(parts, axis=1))
 
 

@@ -84,9 +84,7 @@ def initialize_orthogonally(modules: Iterable[tf.Module], gains: Mapping[int, fl
                 module.bias.assign(tf.zeros_like(module.bias))
 
 
-def _uniform_parameters(
-    shape: tuple[int, ...], fan_in: int, bias: bool
-) -> tuple[tf.Variable, tf.Variable | None]:
+def _uniform_parameters(shape: tuple[int, ...], fan_in: int, bias: bool) -> tuple[tf.Variable, tf.Variable | None]:
     """torch's default: everything uniform within +-1 / sqrt(fan_in)."""
     bound = 1.0 / math.sqrt(fan_in)
     weight = tf.Variable(tf.random.uniform(shape, -bound, bound))

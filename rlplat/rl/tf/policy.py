@@ -101,9 +101,7 @@ class TfActorCritic(ActingNetwork):
         num_rows = obs_rows(obs)
         chunks = [take_obs(obs, slice(i, i + VALUES_BATCH)) for i in range(0, num_rows, VALUES_BATCH)]
         empty = np.zeros((min(num_rows, VALUES_BATCH), 0), np.float32)
-        return np.concatenate(
-            [self._value(self._tensors(chunk), empty[: obs_rows(chunk)]).numpy() for chunk in chunks]
-        )
+        return np.concatenate([self._value(self._tensors(chunk), empty[: obs_rows(chunk)]).numpy() for chunk in chunks])
 
     def seed(self, seed: np.random.SeedSequence) -> None:
         self._generator.reset_from_seed(int(seed.generate_state(1, np.uint64)[0]) >> 1)

@@ -113,9 +113,7 @@ def _walk_parts(parts: dict[Any, Any], prefix: str) -> Iterator[tuple[str, tf.Va
 
 def weights_of(module: Any) -> Weights:
     """A copy of the variables as float32 numpy arrays."""
-    return {
-        name: np.array(variable.numpy(), np.float32) for name, variable in named_variables(module).items()
-    }
+    return {name: np.array(variable.numpy(), np.float32) for name, variable in named_variables(module).items()}
 
 
 def load_weights(module: Any, weights: Weights) -> None:

@@ -34,9 +34,7 @@ class Adam:
         self._squares = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables.values()]
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def apply(
-        self, gradients: Sequence[tf.Tensor], learning_rate: Any, max_norm: Any = math.inf
-    ) -> tf.Tensor:
+    def apply(self, gradients: Sequence[tf.Tensor], learning_rate: Any, max_norm: Any = math.inf) -> tf.Tensor:
         """Clip the gradients to the global norm `max_norm` (Pascanu et al. 2013) and descend; for use in a tf.function.
 
         Returns float32[P + 1]: the norm of every gradient before clipping, and the global one; when that is not finite
@@ -128,9 +126,7 @@ class Trainee(GradientNorms):
             self.names = list(self.variables)
             epsilon = getattr(config, "adam_epsilon", None)
             decay = weight_decay_of(config)
-            self._adam = (
-                None if epsilon is None else Adam(self.variables, epsilon=epsilon, weight_decay=decay)
-            )
+            self._adam = None if epsilon is None else Adam(self.variables, epsilon=epsilon, weight_decay=decay)
         self._max_norm = config.max_gradient_norm or math.inf
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list[tf.Tensor]:

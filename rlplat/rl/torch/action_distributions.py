@@ -212,8 +212,7 @@ class ActionDistribution:
             return [actions.squeeze(-1) if one_column else actions]
         parts = actions.split([head.num_columns for head in heads], dim=-1)
         return [
-            part.squeeze(-1) if head.kind == "categorical" else part
-            for part, head in zip(parts, heads, strict=True)
+            part.squeeze(-1) if head.kind == "categorical" else part for part, head in zip(parts, heads, strict=True)
         ]
 
     def _join(self, parts: list[Tensor]) -> Tensor:

@@ -36,9 +36,7 @@ def resolve_precision(precision: str, spec: PolicySpec, device: torch.device) ->
         return torch.float32
     if precision == "bfloat16":
         if not spec.has_images:
-            raise ConfigError(
-                "learner.precision=bfloat16 is for image encoders; use auto or float32 with an MLP"
-            )
+            raise ConfigError("learner.precision=bfloat16 is for image encoders; use auto or float32 with an MLP")
         return torch.bfloat16
     return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
 
@@ -92,9 +90,7 @@ class Linear(nn.Linear):
 def is_mkl_slow() -> bool:
     """Whether this is an AMD CPU with AVX-512, and torch has oneDNN's product of float32 (an operator without a public
     name: without it torch's own way is taken)."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(
-        torch.ops.mkldnn, "_linear_pointwise"
-    ):
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     try:
         return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()

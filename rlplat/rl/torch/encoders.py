@@ -235,13 +235,9 @@ class TreeEncoder(nn.Module):
         assert isinstance(spec.obs, dict)
         self.leaves = {path: leaf for path, leaf in spec.obs.items() if leaf.kind != "mask"}
         self.image_paths = tuple(spec.encoders)
-        encoders = [
-            IMAGE_ENCODERS[name](spec.obs[path], compute_dtype) for path, name in spec.encoders.items()
-        ]
+        encoders = [IMAGE_ENCODERS[name](spec.obs[path], compute_dtype) for path, name in spec.encoders.items()]
         self.images = nn.ModuleList(encoders)
-        num_numbers = sum(
-            leaf.num_features for path, leaf in self.leaves.items() if path not in spec.encoders
-        )
+        num_numbers = sum(leaf.num_features for path, leaf in self.leaves.items() if path not in spec.encoders)
         num_inputs = num_numbers + sum(each.num_features for each in encoders)
         self.mlp = MLPEncoder(num_inputs, spec)
         self.num_features = self.mlp.num_features
@@ -253,11 +249,7 @@ class TreeEncoder(nn.Module):
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         parts = [encoder(obs[path]) for path, encoder in zip(self.image_paths, self.images, strict=True)]
-        parts += [
-            leaf_features(obs[path], leaf)
-            for path, leaf in self.leaves.items()
-            if path not in self.image_paths
-        ]
+        parts += [leaf_features(obs[path], leaf) for path, leaf in self.leaves.items() if path not in self.image_paths]
         return self.mlp(torch.cat(parts, dim=1))
 
 
@@ -269,12 +261,9 @@ def leaf_features(obs: Tensor, leaf: ObsSpec) -> Tensor:
         parts = [F.one_hot(obs[:, i].long(), n) for i, n in enumerate(leaf.nvec)]
         return torch.cat(parts, dim=1).float()
     features = obs.float()
-    if leaf.kind == "image" and (
-        obs.dtype == torch.uint8 or leaf.dtype != "uint8"
-    ):  # else they are normalised
+    if leaf.kind == "image" and (obs.dtype == torch.uint8 or leaf.dtype != "uint8"):  # else they are normalised
         low, span = (
-            torch.from_numpy(each).to(obs.device) if isinstance(each, np.ndarray) else each
-            for each in leaf.pixel_scale
+            torch.from_numpy(each).to(obs.device) if isinstance(each, np.ndarray) else each for each in leaf.pixel_scale
         )
         features = (features - low) / span
     return features.flatten(1)
@@ -295,9 +284,7 @@ def folded(obs: Tensor, layout: str) -> Tensor:
         return obs.permute(0, 3, 1, 2)
     if obs.dim() == 4:
         return obs
-    return (
-        obs.flatten(1, 2) if layout == "TCHW" else obs.permute(0, 2, 3, 1, 4).flatten(3).permute(0, 3, 1, 2)
-    )
+    return obs.flatten(1, 2) if layout == "TCHW" else obs.permute(0, 2, 3, 1, 4).flatten(3).permute(0, 3, 1, 2)
 
 
 def _flat(features: Tensor) -> Tensor:

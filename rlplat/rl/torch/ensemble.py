@@ -127,9 +127,7 @@ class DynamicsEnsemble(Saved):
 
     # -- learning
 
-    def fit(
-        self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array
-    ) -> dict[str, float]:
+    def fit(self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array) -> dict[str, float]:
         """Train on all of this experience, from the weights of the last time on, until no member has got better for
         `patience` epochs; each takes its best epoch, and the best members become the elites.
 

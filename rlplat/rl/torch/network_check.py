@@ -163,9 +163,7 @@ def errors_named(name: str, call: str) -> Iterator[None]:
     except RlplatError as error:
         raise UsageError(f"{name}: {error}") from error
     except Exception as error:
-        raise UsageError(
-            f"{name}: {call} raised {type(error).__name__}: {error}{_last_place(error)}"
-        ) from error
+        raise UsageError(f"{name}: {call} raised {type(error).__name__}: {error}{_last_place(error)}") from error
 
 
 def _require(name: str, what: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:

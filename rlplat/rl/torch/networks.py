@@ -50,9 +50,7 @@ class ActorCritic(nn.Module):
         if spec.num_gaussian:
             shape: tuple[int, ...] = (spec.num_gaussian,)
             initial = spec.initial_log_std
-            if (
-                spec.use_sde
-            ):  # of every weight of the noise: of actions, it is as large for features of size 1
+            if spec.use_sde:  # of every weight of the noise: of actions, it is as large for features of size 1
                 shape, initial = (num_features, *shape), initial - 0.5 * math.log(num_features)
             self.log_std = nn.Parameter(torch.full(shape, initial))
         if spec.orthogonal_init:

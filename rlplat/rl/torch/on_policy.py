@@ -29,9 +29,7 @@ class Ends:
     """What followed the rows of a rollout: the last observation of every environment, and of every episode that was cut
     off. With the T rows these are the T + 1 of which IMPALA's learner takes the values."""
 
-    def __init__(
-        self, rollout: Rollout, inputs: Callable[[Obs], Any], tensor: Callable[[Array], Tensor]
-    ) -> None:
+    def __init__(self, rollout: Rollout, inputs: Callable[[Obs], Any], tensor: Callable[[Array], Tensor]) -> None:
         batch = rollout.batch
         assert batch.last_obs is not None, "rollouts of a worker that records samples_and_ends"
         self._last = inputs(batch.last_obs)
@@ -144,9 +142,7 @@ class ActorCriticNet:
         loss, stats = returned
         for what, number in {"the loss": loss, **{f"'{key}'": each for key, each in stats.items()}}.items():
             if not isinstance(number, torch.Tensor) or number.ndim:
-                raise UsageError(
-                    f"{name}: {what} is {_shown(number)}, expected one number as a tensor: take .mean()"
-                )
+                raise UsageError(f"{name}: {what} is {_shown(number)}, expected one number as a tensor: take .mean()")
         for key, figure in self.config.needs_figures.items():
             if getattr(self.config, key) is not None and figure not in stats:
                 raise UsageError(
@@ -173,9 +169,7 @@ class ActorCriticNet:
         starts = np.zeros((T, B), np.bool_)
         flat = map_obs(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), obs)
         with torch.no_grad():
-            given = (
-                torch.from_numpy(each).to(self.device) if state.size else None for each in (state, starts)
-            )
+            given = (torch.from_numpy(each).to(self.device) if state.size else None for each in (state, starts))
             distribution, values, _ = self.network(self._inputs(flat), *given)
             actions = distribution.mode()
             log_probs, actions, values = (

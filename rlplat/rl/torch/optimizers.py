@@ -53,9 +53,7 @@ class Adam:
         loss.backward(inputs=self._parameters)
         return float(self.step(learning_rate, max_norm)[-1])
 
-    def step(
-        self, learning_rate: float, max_norm: float = math.inf, critic_rate: float | None = None
-    ) -> torch.Tensor:
+    def step(self, learning_rate: float, max_norm: float = math.inf, critic_rate: float | None = None) -> torch.Tensor:
         """Clip the gradients to the global norm `max_norm` (Pascanu et al. 2013) and descend. Reads nothing from the
         device. critic_rate: another learning rate for the parameters called critic_*.
 

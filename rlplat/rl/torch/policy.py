@@ -63,9 +63,7 @@ class ActingNetwork(Saved):
             self._state = self._state * torch.from_numpy(~ended).unsqueeze(-1)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        own = (
-            {} if "generator" in state else {"generator": state_of(self._generator)}
-        )  # the other framework saves none
+        own = {} if "generator" in state else {"generator": state_of(self._generator)}  # the other framework saves none
         super().set_state(state | own)
 
     def _state_of(self, obs: Obs) -> Tensor:
@@ -164,9 +162,7 @@ class TorchQPolicy(ActingNetwork):
         epsilons: Array | None = None,
     ) -> None:
         use_threads(num_threads, spec)
-        super().__init__(
-            make_q_network(spec, q, resolve_precision(precision, spec, torch.device("cpu"))), spec
-        )
+        super().__init__(make_q_network(spec, q, resolve_precision(precision, spec, torch.device("cpu"))), spec)
         self.q = q
         self.exploration = EpsilonGreedy(seed, epsilons)
         self._normalize = ObsNormalizer(spec.obs)
@@ -209,9 +205,7 @@ class TorchQPolicy(ActingNetwork):
 class TorchBoundedActor(BoundedActor):
     """Of observations with images."""
 
-    def __init__(
-        self, spec: PolicySpec, actor: ActorSpec, seed: np.random.SeedSequence, num_threads: int = 0
-    ) -> None:
+    def __init__(self, spec: PolicySpec, actor: ActorSpec, seed: np.random.SeedSequence, num_threads: int = 0) -> None:
         use_threads(num_threads, spec)
         super().__init__(spec, actor, seed)
         self._network = Actor(spec, actor).requires_grad_(False).eval()

@@ -160,9 +160,7 @@ class NoisyLinear(nn.Module):
         if self._noise is None:
             return F.linear(features, self.weight, self.bias)
         noise_out, noise_in = self._noise
-        if (
-            noise_out.ndim == 2
-        ):  # W_n x = W x + f(e_out) * sigma_W (f(e_in) * x), without a matrix for each row
+        if noise_out.ndim == 2:  # W_n x = W x + f(e_out) * sigma_W (f(e_in) * x), without a matrix for each row
             noisy = F.linear(features * noise_in, self.weight_sigma) + self.bias_sigma
             return F.linear(features, self.weight, self.bias) + noise_out * noisy
         weight = self.weight + self.weight_sigma * torch.outer(noise_out, noise_in)
@@ -170,9 +168,7 @@ class NoisyLinear(nn.Module):
 
 
 def _linear(num_inputs: int, num_outputs: int, q: QSpec) -> nn.Module:
-    return (
-        NoisyLinear(num_inputs, num_outputs, q.noisy_sigma) if q.noisy else nn.Linear(num_inputs, num_outputs)
-    )
+    return NoisyLinear(num_inputs, num_outputs, q.noisy_sigma) if q.noisy else nn.Linear(num_inputs, num_outputs)
 
 
 def make_q_network(spec: PolicySpec, q: QSpec, compute_dtype: torch.dtype = torch.float32) -> QNetwork:

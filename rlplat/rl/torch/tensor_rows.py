@@ -31,17 +31,14 @@ class TensorRows:
     ) -> None:
         """obs: [N, ...] or a dict of such; actions: [N, ...]; columns: float32[N] each."""
         self._names = tuple(columns)
-        beside = (
-            np.stack(list(columns.values()), axis=1) if columns else np.empty((len(actions), 0), np.float32)
-        )
+        beside = np.stack(list(columns.values()), axis=1) if columns else np.empty((len(actions), 0), np.float32)
         self._columns = to_device(torch.from_numpy(beside), device)
         self._actions = to_device(_tensor(actions), device)
         self._obs: _Leaf | dict[str, _Leaf]
         if isinstance(obs, dict):
             assert isinstance(spec.obs, dict)
             self._obs = {
-                path: _Leaf(leaf, spec.obs[path], spec.encoders.get(path, ""), device)
-                for path, leaf in obs.items()
+                path: _Leaf(leaf, spec.obs[path], spec.encoders.get(path, ""), device) for path, leaf in obs.items()
             }
         else:
             assert isinstance(spec.obs, ObsSpec)

@@ -115,9 +115,7 @@ class Trainee(GradientNorms, Saved):
         load_weights(self.network, weights)
 
 
-def actor_critic_trainee(
-    config: Any, spec: PolicySpec, seed: np.random.SeedSequence, **where: Any
-) -> Trainee:
+def actor_critic_trainee(config: Any, spec: PolicySpec, seed: np.random.SeedSequence, **where: Any) -> Trainee:
     """Of an actor-critic network, which was tried; where: `device`, `num_threads`, `optimizer` of `Trainee`."""
     trainee = Trainee(config, spec, seed, lambda precision: make_network(spec, precision), **where)
     check_network(trainee.network, spec, trainee.device)

@@ -14,9 +14,7 @@ from rlplat.rl.policies.framework_check import weight_for
 
 def weights_of(module: nn.Module) -> Weights:
     """A copy of the parameters as float32 numpy arrays: never a view into a module that goes on training."""
-    return {
-        name: np.array(p.detach().float().cpu().numpy(), order="C") for name, p in module.named_parameters()
-    }
+    return {name: np.array(p.detach().float().cpu().numpy(), order="C") for name, p in module.named_parameters()}
 
 
 def load_weights(module: nn.Module, weights: Weights) -> None:

@@ -77,9 +77,7 @@ class Actors:
                 f"detached actor {code.name}: its class closes over {code.refs[0]!r}, and objects end with the process "
                 "that made them: pass the value, or the ref itself as an argument of the constructor"
             )
-        creation = messages.Creation(
-            "", options.max_concurrency or 0, options.concurrency_groups, options.exactly_once
-        )
+        creation = messages.Creation("", options.max_concurrency or 0, options.concurrency_groups, options.exactly_once)
         more = messages.More(capture=capture_of(options), creation=creation)
         refs: list[ObjectRef] = []
         deps: Deps = []
@@ -109,9 +107,7 @@ class Actors:
             self._transport.post(NODE, place)
             if is_detached:
                 # The node creates it, again and again; for us it is there as soon as it has a worker.
-                self._transport.post(
-                    NODE, messages.KeepCreation(actor_id, self._calls.code_message(code), run)
-                )
+                self._transport.post(NODE, messages.KeepCreation(actor_id, self._calls.code_message(code), run))
                 self._detached.add(actor_id)
             else:
                 record = TaskRecord(id, run, code, code.name, (id,), refs, actor)
@@ -209,9 +205,7 @@ class Actors:
 
     # ---------------------------------------------------------------- calls
 
-    def submit_call(
-        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
-    ) -> Any:
+    def submit_call(self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions) -> Any:
         if handle._info.max_pending_calls > 0:
             self._check_pending(handle)
         is_plain, label, deps = options == PLAIN_CALL, options.name, None
@@ -244,9 +238,7 @@ class Actors:
             if not is_plain:
                 names, window = options.retry_exceptions, options.generator_backpressure
                 exceptions = names if isinstance(names, bool) else frozenset(names)
-                out = calls.specialize(
-                    record, out, options.num_returns, exceptions, options.timeout_s, window
-                )
+                out = calls.specialize(record, out, options.num_returns, exceptions, options.timeout_s, window)
             if deps:
                 calls.resolve(record, deps)
             lease = actor.lease
@@ -327,9 +319,7 @@ class Actors:
         """Its constructor goes ahead of what waits: a call of its own, whose result nobody gets."""
         assert actor.creation is not None
         id, run = next(self._objects.ids), actor.creation.message
-        again = msgspec.structs.replace(
-            actor.creation, id=id, ids=(id,), message=msgspec.structs.replace(run, task=id)
-        )
+        again = msgspec.structs.replace(actor.creation, id=id, ids=(id,), message=msgspec.structs.replace(run, task=id))
         self._calls.open(again)
         actor.queue.appendleft(again)
 
@@ -363,9 +353,7 @@ class Actors:
         # Not the creation: it is the handles that hold its ref.
         calls = (fail.record for fail in fails if fail.record.message.creation is None)
         waited_for = (self._objects.book.find(id) for call in calls for id in call.ids)
-        return (
-            is_own and (is_death or not was_made) and not any(each and each.num_refs for each in waited_for)
-        )
+        return is_own and (is_death or not was_made) and not any(each and each.num_refs for each in waited_for)
 
     def _on_unreachable(self, actor_id: str) -> None:
         """No handle of an actor that this process made is left anywhere, nor a call: it may go."""

@@ -143,9 +143,7 @@ class _Arrivals:
 class _Completed(AsCompleted[Any]):
     """Callbacks keep the arrivals, not this: when nobody iterates any more, they are withdrawn."""
 
-    def __init__(
-        self, awaiting: Awaiting, arrivals: _Arrivals, num_refs: int, timeout_s: float | None
-    ) -> None:
+    def __init__(self, awaiting: Awaiting, arrivals: _Arrivals, num_refs: int, timeout_s: float | None) -> None:
         self._awaiting, self._arrivals, self._ready = awaiting, arrivals, arrivals.ready
         self._num_refs, self._timeout_s = num_refs, timeout_s
         self._deadline = None if timeout_s is None else awaiting.link.clock() + timeout_s

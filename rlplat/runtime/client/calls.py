@@ -121,9 +121,7 @@ class Calls:
                     objects.collect()
                 run.task = id = next(ids)
                 # (rule 4 of `retries`: without retries it runs alone)
-                record = TaskRecord(
-                    id, run, code, name, (id,), refs, lane, retries, None, 0, True, not retries
-                )
+                record = TaskRecord(id, run, code, name, (id,), refs, lane, retries, None, 0, True, not retries)
                 entries[id] = Entry(id, 1, record)
                 self.num_open += 1
                 out: Any = ObjectRef(me, id, drop, id)
@@ -537,11 +535,7 @@ class Calls:
     def _on_gave_back(self, sender: str, message: messages.GaveBack) -> None:
         if sender in self._objects.dead:
             return  # its tasks were queued again when it died
-        theirs = [
-            record
-            for id in message.tasks
-            if (record := self._book.call(id)) and self._is_with(sender, record)
-        ]
+        theirs = [record for id in message.tasks if (record := self._book.call(id)) and self._is_with(sender, record)]
         for record in theirs:
             for value in record.message.values():
                 self._objects.hand_over(value.keys(), sender, -1)

@@ -51,9 +51,7 @@ class Cancels:
             if ref.owner == self._link.client_id:
                 record = self._find(ref.id)
                 if force and record is not None and record.queue.kind == "call":
-                    raise ValueError(
-                        "force=True is for tasks; an actor's process is ended by rlplat.kill(actor)"
-                    )
+                    raise ValueError("force=True is for tasks; an actor's process is ended by rlplat.kill(actor)")
                 self._cancel(ref.id, force, recursive)
             elif ref.owner not in self._objects.dead:
                 self._transport.post(ref.owner, messages.CancelObject(ref.id, force, recursive))

@@ -37,9 +37,7 @@ class Client:
     can_nest = False
     outer: Backend | None = None
 
-    def __init__(
-        self, link: Link, *, on_await_cancelled: Callable[[ObjectRef], None] = lambda ref: None
-    ) -> None:
+    def __init__(self, link: Link, *, on_await_cancelled: Callable[[ObjectRef], None] = lambda ref: None) -> None:
         """`on_await_cancelled`: a coroutine that awaited this ref was cancelled."""
         self.client_id, self.session, self.link = link.client_id, link.session, link
         self.gpu_ids: tuple[int, ...] = ()

@@ -298,9 +298,7 @@ class Objects:
         entry = self.book.fill(id, value, self.receive(value.refs, sender) if inner is None else inner)
         self.num_errors += value.error is not None
         if value.segment is not None:
-            if (
-                entry is None
-            ):  # it has failed meanwhile, or was made once more for another output of the same task
+            if entry is None:  # it has failed meanwhile, or was made once more for another output of the same task
                 self.free_segment(value.segment)
             else:
                 self.store.account.owned(sum(value.segment.sizes), 1)
@@ -462,9 +460,7 @@ def check_travels(refs: Sequence[ObjectRef]) -> None:
 
 
 def _owner_died(owner: str, id: int, reason: str) -> ErrorInfo:
-    return ErrorInfo(
-        "OwnerDied", f"object {owner}:{id} is lost: {owner}, the process that owned it, died ({reason})"
-    )
+    return ErrorInfo("OwnerDied", f"object {owner}:{id} is lost: {owner}, the process that owned it, died ({reason})")
 
 
 def _ignore(_: int) -> None:

@@ -68,12 +68,8 @@ class Questions:
     ) -> PlacementGroup:
         with self._link.lock:
             self._link.check_open()
-            group = PlacementGroup(
-                f"{self._link.client_id}:g{next(self._objects.ids)}", bundles, strategy, name
-            )
-            self._link.transport.post(
-                NODE, messages.CreateGroup(group.id, list(bundles), strategy, name, is_detached)
-            )
+            group = PlacementGroup(f"{self._link.client_id}:g{next(self._objects.ids)}", bundles, strategy, name)
+            self._link.transport.post(NODE, messages.CreateGroup(group.id, list(bundles), strategy, name, is_detached))
         # Once this is answered the node knows the group: the handle may travel, and news of it cannot be early.
         try:
             self.resources(available=False)

@@ -121,9 +121,7 @@ class Reader:
             why = f"{record.name}, {record.queue.why_waiting(record)}"
         return f"{verb} timed out after {timeout_s:g} s: {len(waiting)} of {num_refs} values are missing, first {why}"
 
-    def wait(
-        self, refs: Sequence[Any], num_returns: int, timeout: float | None
-    ) -> tuple[list[Any], list[Any]]:
+    def wait(self, refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
         with self._link.lock:
             ready = self._first_ready(refs, num_returns)
             if len(ready) < num_returns:
@@ -209,9 +207,7 @@ class Reader:
             self._link.wait_until(lambda: request in self._pulled, left_s, what)
             pulled = self._pulled.pop(request)
         if pulled.error:
-            raise ObjectStoreFull(
-                f"no room here for the bytes of an object of another machine: {pulled.error}"
-            )
+            raise ObjectStoreFull(f"no room here for the bytes of an object of another machine: {pulled.error}")
         return pulled.is_there
 
     def _on_pulled(self, sender: str, message: messages.Pulled) -> None:
@@ -322,9 +318,7 @@ class Rebuilder:
         elif broken.id == id:
             error = ErrorInfo("ObjectLost", f"{what}, and it cannot be made again: {broken.reason}")
         else:
-            text = (
-                f"{what}, and {me}:{broken.id}, which it takes to make it again, is gone too: {broken.reason}"
-            )
+            text = f"{what}, and {me}:{broken.id}, which it takes to make it again, is gone too: {broken.reason}"
             error = ErrorInfo("ObjectRebuildFailed", text)
         self._objects.forget_bytes(id)
         self.lineage.freed(id)

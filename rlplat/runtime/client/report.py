@@ -66,9 +66,7 @@ def _state(record: Any) -> str:
     return "waiting-actor" if record.queue.kind == "call" else "waiting-worker"
 
 
-def _waiting_rows(
-    client: Any, calls: list[Any], waiting: Counter[tuple[str, str, str]], limit: int
-) -> list[Any]:
+def _waiting_rows(client: Any, calls: list[Any], waiting: Counter[tuple[str, str, str]], limit: int) -> list[Any]:
     """At most `limit` rows of each state."""
     room: Counter[str] = Counter()
     for (state, _, _), count in waiting.items():
@@ -273,9 +271,7 @@ def record_call_sites(client: Any) -> None:
 
     client.put = recording(client.put, lambda value: "put")
     client.create_actor = recording(client.create_actor, lambda code, *_: f"actor {code.name}")
-    client.submit_call = recording(
-        client.submit_call, lambda handle, method, *_: f"{handle._info.class_name}.{method}"
-    )
+    client.submit_call = recording(client.submit_call, lambda handle, method, *_: f"{handle._info.class_name}.{method}")
     submitter = client.submitter
 
     def recording_submitter(code: RemoteCode, options: Options) -> Callable[..., Any]:

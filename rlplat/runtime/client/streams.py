@@ -84,9 +84,7 @@ class Streams:
         for wake in wakes:
             wake(None)
 
-    def finish(
-        self, record: TaskRecord, values: Sequence[Value]
-    ) -> tuple[Sequence[Value], list[ObjectRef] | None]:
+    def finish(self, record: TaskRecord, values: Sequence[Value]) -> tuple[Sequence[Value], list[ObjectRef] | None]:
         """The value of a dynamic call that has ended well is the list of its refs: (values, refs inside)."""
         stream = record.stream
         if stream is None or not stream.is_dynamic or values[0].error is not None:

@@ -86,9 +86,7 @@ def exact_demand(demand: Resources, who: str) -> tuple[tuple[str, float], ...]:
     """Sorted; OptionError for an amount that is too small to be counted, or that no GPUs can be."""
     for name, amount in demand.items():
         if amount > 0 and not units(amount):
-            raise OptionError(
-                f"{who}: {name}={amount!r} is less than {1 / _UNITS}, the smallest amount there is"
-            )
+            raise OptionError(f"{who}: {name}={amount!r} is less than {1 / _UNITS}, the smallest amount there is")
         if name == "GPU":
             check_gpus(f"{who}: GPU", amount)
     return tuple(sorted((name, exact(amount)) for name, amount in demand.items() if amount))

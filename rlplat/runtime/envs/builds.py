@@ -144,16 +144,12 @@ class EnvBuilds:
             return
         why = f"it took more than {build.timeout_s:g} s" if build.is_late else f"exit code {code}"
         last = "\n  ".join(known.tail.decode(errors="replace").splitlines()[-_ERROR_LINES:])
-        self.fail(
-            key, f"its venv could not be built ({why}); the last lines (all: {build.log.path}):\n  {last}"
-        )
+        self.fail(key, f"its venv could not be built ({why}); the last lines (all: {build.log.path}):\n  {last}")
 
     def fail(self, key: str, why: str) -> None:
         known = self._known[key]
         what = {name: value for name, value in known.env.items() if name != "env_vars"}
-        known.error = ErrorInfo(
-            "RuntimeEnvFailed", f"the runtime environment {what} could not be set up: {why}"
-        )
+        known.error = ErrorInfo("RuntimeEnvFailed", f"the runtime environment {what} could not be set up: {why}")
         self._on_settled(key)
 
     def died_early(self, key: str, reason: str) -> None:
@@ -162,9 +158,7 @@ class EnvBuilds:
         if known is not None and known.error is None:
             known.early_deaths += 1
             if known.early_deaths >= 3:
-                self.fail(
-                    key, f"three worker processes in a row ended while they started, the last one {reason}"
-                )
+                self.fail(key, f"three worker processes in a row ended while they started, the last one {reason}")
 
     def was_ready(self, key: str) -> None:
         if key in self._known:

@@ -101,9 +101,7 @@ def _working_dir(value: Any) -> str:
 
 def _py_modules(value: Any) -> list[str]:
     if isinstance(value, (str, os.PathLike, types.ModuleType)):
-        raise OptionTypeError(
-            "runtime_env['py_modules'] must be a list of paths or modules: put it into [...]"
-        )
+        raise OptionTypeError("runtime_env['py_modules'] must be a list of paths or modules: put it into [...]")
     found = []
     for each in value:
         if isinstance(each, types.ModuleType):
@@ -113,9 +111,7 @@ def _py_modules(value: Any) -> list[str]:
             each = paths[0]
         path = _path("runtime_env['py_modules']", each)
         if not os.path.isdir(path) and not (os.path.isfile(path) and path.endswith((".py", ".whl"))):
-            raise OptionError(
-                f"runtime_env['py_modules']: there is no directory, .py file or wheel at {path}"
-            )
+            raise OptionError(f"runtime_env['py_modules']: there is no directory, .py file or wheel at {path}")
         found.append(path)
     return found
 
@@ -202,9 +198,7 @@ def prepared(env: Env, folder: str) -> Env:
     if "working_dir" in env:
         made["working_dir"] = _snapshot(env["working_dir"], "", folder, excludes)
     if "py_modules" in env:
-        made["py_modules"] = [
-            _snapshot(path, os.path.basename(path), folder, excludes) for path in env["py_modules"]
-        ]
+        made["py_modules"] = [_snapshot(path, os.path.basename(path), folder, excludes) for path in env["py_modules"]]
     return made
 
 
@@ -281,9 +275,7 @@ def _files(path: str, excludes: list[str]) -> Iterator[tuple[str, int, int]]:
         return
     for folder, folders, names in os.walk(path):
         base = os.path.relpath(folder, path)
-        folders[:] = sorted(
-            n for n in folders if not _is_left_out(os.path.normpath(os.path.join(base, n)), excludes)
-        )
+        folders[:] = sorted(n for n in folders if not _is_left_out(os.path.normpath(os.path.join(base, n)), excludes))
         for name in sorted(names):
             relative = os.path.normpath(os.path.join(base, name))
             if not _is_left_out(relative, excludes):

@@ -109,9 +109,7 @@ class InprocBackend:
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
         return [self._objects.read(ref) for ref in refs]
 
-    def wait(
-        self, refs: Sequence[Any], num_returns: int, timeout: float | None
-    ) -> tuple[list[Any], list[Any]]:
+    def wait(self, refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
         for ref in refs:
             if isinstance(ref, ObjectRef):
                 self._objects.entry(ref)
@@ -387,9 +385,7 @@ class InprocBackend:
             raise NotInitialized(f"{handle!r} belongs to a cluster that was shut down")
         return actor
 
-    def submit_call(
-        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
-    ) -> Any:
+    def submit_call(self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions) -> Any:
         actor = self._actor(handle)
         what = options.name or f"{actor.class_name}.{method}"
         if method == TERMINATE:
@@ -498,9 +494,7 @@ class InprocBackend:
 
     def _error_of(self, group_id: str, who: str) -> ErrorInfo | None:
         if group_id not in self._groups:
-            raise OptionError(
-                f"{who}: its placement group belongs to another cluster, or one that was shut down"
-            )
+            raise OptionError(f"{who}: its placement group belongs to another cluster, or one that was shut down")
         return self._groups[group_id][1]
 
     def group_ready(self, group: PlacementGroup) -> ObjectRef:

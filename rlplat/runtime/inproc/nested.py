@@ -75,9 +75,7 @@ class NestedBackend(InprocBackend):
         values |= dict(zip(ours, super().get(ours, timeout), strict=True))
         return [values[ref] for ref in refs]
 
-    def wait(
-        self, refs: Sequence[Any], num_returns: int, timeout: float | None
-    ) -> tuple[list[Any], list[Any]]:
+    def wait(self, refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
         if self._are_ours(refs, "wait"):
             return super().wait(refs, num_returns, timeout)
         return self._outside.wait(refs, num_returns, timeout)
@@ -121,9 +119,7 @@ class NestedBackend(InprocBackend):
             return self._outside.get([value], None)[0]
         return value
 
-    def submit_call(
-        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
-    ) -> Any:
+    def submit_call(self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions) -> Any:
         if self._is_our_actor(handle):
             return super().submit_call(handle, method, args, kwargs, options)
         return self._outside.submit_call(handle, method, args, kwargs, options)

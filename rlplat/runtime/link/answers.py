@@ -34,9 +34,7 @@ def reply(transport: Any, sender: str, message: Inspect, make: Callable[[], Repo
     transport.reply_once(sender, report)
 
 
-def answer_as_node(
-    transport: Transport, sender: str, message: Inspect, view: Callable[[], dict[str, Any]]
-) -> None:
+def answer_as_node(transport: Transport, sender: str, message: Inspect, view: Callable[[], dict[str, Any]]) -> None:
     """What the node says of itself."""
 
     def report() -> Report:
@@ -60,9 +58,7 @@ def stacks(asked_in: str, doing: str = "", coroutines: Iterable[Any] = ()) -> Re
             while frames and frames[-1][0] in (*_OURS, asked_in):
                 frames.pop()
             note = "reads the socket (it gave this answer)"
-        rows.append(
-            {"thread": names.get(ident, str(ident)), "is_main": ident == main, "frames": frames, "note": note}
-        )
+        rows.append({"thread": names.get(ident, str(ident)), "is_main": ident == main, "frames": frames, "note": note})
     for coroutine in coroutines:
         frames = _awaits(coroutine)
         rows.append({"thread": "coroutine", "is_main": False, "frames": frames, "note": ""})

@@ -99,9 +99,7 @@ class Transport:
         label = self._labels.get(peer)
         if label is None:
             if peer in self._forgotten:
-                return (
-                    _NOWHERE  # ids are never used twice; and a second connect under one label aborts libzmq
-                )
+                return _NOWHERE  # ids are never used twice; and a second connect under one label aborts libzmq
             if not _CLIENT_ID.fullmatch(peer):
                 self.dropped.add("a message to", peer, "that is not a client id")
                 return _NOWHERE
@@ -147,12 +145,7 @@ class Transport:
     def post_result(self, peer: str, task: int, result: bytes | list[Value]) -> None:
         """Post the result of a call; small ones that follow each other share a message."""
         box = self._outbox.get(self._labels.get(peer) or self.label(peer))
-        if (
-            box
-            and type(result) is bytes
-            and type(box[-1]) is messages.Done
-            and len(box[-1].tasks) < _FRAME_MESSAGES
-        ):
+        if box and type(result) is bytes and type(box[-1]) is messages.Done and len(box[-1].tasks) < _FRAME_MESSAGES:
             box[-1].tasks.append(task)
             box[-1].results.append(result)
             self.num_unsent += 1

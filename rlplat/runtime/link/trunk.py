@@ -182,6 +182,4 @@ class AgentTrunk:
 def check_curve() -> None:
     """ConfigError when this build of ZeroMQ has no CURVE: without it anybody could join."""
     if not zmq.has("curve"):
-        raise ConfigError(
-            "this build of ZeroMQ has no CURVE, without which no machine may join: pip install pyzmq"
-        )
+        raise ConfigError("this build of ZeroMQ has no CURVE, without which no machine may join: pip install pyzmq")

@@ -150,9 +150,7 @@ class Waiters:
         self._link, self.on_cancelled = link, on_cancelled
         self.on_wait: Callable[[asyncio.Future[Any]], None] = lambda waiter: None
         """A coroutine is about to wait for this (lock held, in its thread)."""
-        self._inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopInbox] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopInbox] = weakref.WeakKeyDictionary()
         self._waiters: dict[asyncio.Future[Any], LoopInbox] = {}
         """Who awaits something in an event loop, to be told when the runtime closes."""
         self._flushes: set[LoopInbox] = set()

@@ -38,9 +38,7 @@ def find_logs(session: str | None) -> Path:
         found = [path for path in found if wanted in (path.parent.name, path.parent.name.split("-")[1])]
     if not found:
         which = "of any cluster" if session is None else f"of a cluster {session!r}"
-        raise ConfigError(
-            f"there are no logs {which} in {root} (RLPLAT_LOG_DIR and init(log_dir=) put them elsewhere)"
-        )
+        raise ConfigError(f"there are no logs {which} in {root} (RLPLAT_LOG_DIR and init(log_dir=) put them elsewhere)")
     return found[-1]
 
 
@@ -100,9 +98,7 @@ def worker_logs(folder: Path) -> list[WorkerLog]:
         if actor := _ACTOR.search(start):
             log.actor = actor[1]
         found.append(log)
-    return sorted(
-        found, key=lambda log: (int(log.worker[1:]) if log.worker[1:].isdecimal() else -1, log.worker)
-    )
+    return sorted(found, key=lambda log: (int(log.worker[1:]) if log.worker[1:].isdecimal() else -1, log.worker))
 
 
 def choose(logs: list[WorkerLog], name: str) -> list[WorkerLog]:

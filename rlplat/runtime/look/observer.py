@@ -76,9 +76,7 @@ def find_session(choice: str | int | None = None) -> str:
             "no cluster of this user is running on this machine: a program that calls rlplat.init() starts one"
         )
     if len(sessions) > 1:
-        raise NotInitialized(
-            f"{len(sessions)} clusters are running: choose one by its pid{_listed(sessions)}"
-        )
+        raise NotInitialized(f"{len(sessions)} clusters are running: choose one by its pid{_listed(sessions)}")
     return sessions[0]
 
 

@@ -25,9 +25,7 @@ def to_trace(rows: dict[str, dict[str, Any]], process_name: str) -> dict[str, An
         for number, track in enumerate(_tracks(row["spans"], row["waits"])):
             tid += 1
             events.append(_name("thread_name", title if not number else f"{title} ({number + 1})", tid))
-            events.append(
-                {"ph": "M", "pid": 1, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
-            )
+            events.append({"ph": "M", "pid": 1, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
             for began, ended, name, category in track:
                 events.append(
                     {

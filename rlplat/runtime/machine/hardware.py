@@ -26,17 +26,8 @@ def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Reso
 
 def check_at_least(name: str, value: Any, least: float, at_most: float = float("inf")) -> None:
     """OptionError unless a number argument of `rlplat.init` is within its bounds."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not least <= value <= at_most
-        or not value
-    ):
-        bounds = (
-            f"at least {least:g}"
-            if at_most == float("inf")
-            else f"more than {least:g} and at most {at_most:g}"
-        )
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= at_most or not value:
+        bounds = f"at least {least:g}" if at_most == float("inf") else f"more than {least:g} and at most {at_most:g}"
         raise OptionError(f"rlplat.init: {name} must be a number of {bounds}, not {value!r}")
 
 

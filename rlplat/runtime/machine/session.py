@@ -77,9 +77,7 @@ def make_spill_folder(session: str, parent: str | None) -> None:
     elif is_in_memory(parent):
         say(f"spill_dir: {parent!r} is in memory, so what is spilled there still takes memory")
     try:
-        remove_dead_sessions(
-            parent
-        )  # after a reboot the sessions are gone, and their folders on disk are not
+        remove_dead_sessions(parent)  # after a reboot the sessions are gone, and their folders on disk are not
         folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{start_time(os.getpid())}-", dir=parent)
     except OSError as error:
         raise ConfigError(

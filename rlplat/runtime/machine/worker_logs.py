@@ -37,9 +37,7 @@ def make_session_folder(session: str, root: str | None) -> Path:
     try:
         top = user_path(root) if root is not None else default_root()
         top.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_named = root is not None or bool(
-            os.environ.get("RLPLAT_LOG_DIR")
-        )  # a link that the user names is meant
+        is_named = root is not None or bool(os.environ.get("RLPLAT_LOG_DIR"))  # a link that the user names is meant
         if not is_own_folder(top.resolve() if is_named else top):
             raise PermissionError(f"{top} is not a folder of this user")
         _remove_old(top)

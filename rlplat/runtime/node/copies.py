@@ -42,9 +42,7 @@ class Copies:
     """`tell` sends a message to the machine of a creator (`AskChunk`), or to a machine by name (the others); `post` one
     to a client of this machine."""
 
-    def __init__(
-        self, session: str, node: str, tell: Tell, post: Callable[[str, Pulled | RoomMade], object]
-    ) -> None:
+    def __init__(self, session: str, node: str, tell: Tell, post: Callable[[str, Pulled | RoomMade], object]) -> None:
         self._session, self._node, self._tell, self._post = session, node, tell, post
         self._account = Account.open(session, NODE)
         self._copies: dict[str, int] = {}

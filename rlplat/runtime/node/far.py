@@ -81,9 +81,7 @@ class FarNode(Shell):
     def run(self) -> None:
         total = self._config["total"]
         self.trunk.tell(
-            agent_messages.Join(
-                self._node, total, num_spares(total), socket.gethostname(), self._config["address"]
-            )
+            agent_messages.Join(self._node, total, num_spares(total), socket.gethostname(), self._config["address"])
         )
         os.write(1, b"ready\n")
         self._run()

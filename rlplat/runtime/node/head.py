@@ -326,9 +326,7 @@ class Head:
             if actor and error is not None:
                 entry = self.scheduler.actors.get(actor)
                 name = entry.info.class_name if entry is not None else actor
-                self.event(
-                    events.ActorEnded(actor, f"it could not be created: {name}: {error.message}", True)
-                )
+                self.event(events.ActorEnded(actor, f"it could not be created: {name}: {error.message}", True))
 
     def _watch(self, actions: list[wait_graph.Action]) -> None:
         for action in actions:

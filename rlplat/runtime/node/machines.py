@@ -74,10 +74,7 @@ class FarAgent:
     def is_using(self, workers: dict[str, InUse]) -> None:
         if workers != self._using:
             self._using = workers
-            rows = [
-                (worker, use.name, use.is_actor, use.can_run_again, use.memory)
-                for worker, use in workers.items()
-            ]
+            rows = [(worker, use.name, use.is_actor, use.can_run_again, use.memory) for worker, use in workers.items()]
             self.tell(agent_messages.Using(rows))
 
 
@@ -170,9 +167,7 @@ class Machines:
         elif kind is agent_messages.Join and node == message.node and node in self._expected:
             self._expected.discard(node)
             m, self._far[node] = message, FarAgent(self.trunks, node, self._clock())
-            self._head.node_joined(
-                NodeJoined(node, m.total, m.num_spares, m.address, m.hostname), self._far[node]
-            )
+            self._head.node_joined(NodeJoined(node, m.total, m.num_spares, m.address, m.hostname), self._far[node])
         elif node not in self._far:  # it was declared dead, and does not know it yet
             return
         elif kind is agent_messages.AskLease:
@@ -212,9 +207,7 @@ class Machines:
                 "the same"
             )
         if len(self._far) + 1 >= _MOST_MACHINES:
-            return agent_messages.Refused(
-                f"the cluster has {_MOST_MACHINES} machines, which is as many as it may"
-            )
+            return agent_messages.Refused(f"the cluster has {_MOST_MACHINES} machines, which is as many as it may")
         self._num_given += 1
         node = f"n{self._num_given + 1}"
         self._expected.add(node)
@@ -231,9 +224,7 @@ class Machines:
     def _lose(self, node: str, reason: str) -> None:
         del self._far[node]
         self.write(f"rlplat: machine {node} is lost: {reason}\n")
-        self._copies.lost(
-            {w.id for w in self._head.scheduler.placing.workers.values() if w.node.name == node}
-        )
+        self._copies.lost({w.id for w in self._head.scheduler.placing.workers.values() if w.node.name == node})
         self._head.node_lost(node, reason)
 
     def next_deadline(self) -> float | None:

@@ -71,9 +71,7 @@ class Node(Shell):
 
         self._machines: Machines | None = None
         if keys is not None:
-            self._machines = Machines(
-                msgspec.convert(keys, Keys), self.head, self._transport, self._clock, config
-            )
+            self._machines = Machines(msgspec.convert(keys, Keys), self.head, self._transport, self._clock, config)
             self._machines.write = self.agent.processes.console.write
             self._listen_to(self._machines.trunks)
 

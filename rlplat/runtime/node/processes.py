@@ -216,9 +216,7 @@ class Processes:
     @property
     def waits_for_zygote(self) -> bool:
         """Whether a worker is to be started, or its end to be told."""
-        return any(
-            p.kill_at is not None or (p.log is not None and not p.pid) for p in self._processes.values()
-        )
+        return any(p.kill_at is not None or (p.log is not None and not p.pid) for p in self._processes.values())
 
     def pid(self, worker: str) -> int:
         """0 when it has none: not started yet, or ended."""
@@ -262,9 +260,7 @@ class Processes:
         if "started" in news:
             process = self._processes[news["started"]]
             process.pid = news["pid"]
-            process.output.file.add_to_head(
-                f"# {news['started']} pid={process.pid} started={time.time():.0f}\n"
-            )
+            process.output.file.add_to_head(f"# {news['started']} pid={process.pid} started={time.time():.0f}\n")
             if process.kill_at is not None and process.kill_at <= time.monotonic():
                 self._kill(news["started"], process)
         elif "refused" in news:

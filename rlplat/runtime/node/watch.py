@@ -45,11 +45,7 @@ class Watch:
     def keep_house(self, now: float) -> None:
         if now < self._life_due and now < self._memory_due:
             return
-        pids = {
-            worker: (pid, use)
-            for worker, use in self._in_use().items()
-            if (pid := self._processes.pid(worker))
-        }
+        pids = {worker: (pid, use) for worker, use in self._in_use().items() if (pid := self._processes.pid(worker))}
         self._is_watching = bool(pids) or self._processes.waits_for_zygote
         if not self._is_watching:
             self._life_due = self._memory_due = 0.0  # look again as soon as anything happens

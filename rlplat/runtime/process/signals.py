@@ -30,8 +30,7 @@ from typing import Any, TypeVar
 PATIENCE_S = 5.0
 _AGAIN = signal.SIGRTMIN + 6
 _WATCHED = tuple(
-    int(signal.Signals[f"SIG{name}"])
-    for name in "INT ALRM HUP QUIT USR1 USR2 TERM CHLD XCPU VTALRM PROF".split()
+    int(signal.Signals[f"SIG{name}"]) for name in "INT ALRM HUP QUIT USR1 USR2 TERM CHLD XCPU VTALRM PROF".split()
 )
 _seen: list[Any] = [None] * len(_WATCHED)
 """Their handlers, as the main thread has last left them."""

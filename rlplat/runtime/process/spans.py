@@ -22,9 +22,7 @@ class Spans:
         self._capacity = capacity
         self._recent: deque[Span] = deque(maxlen=capacity)
         self.append = self._recent.append
-        self._packed: deque[tuple[tuple[str, ...], array[float]]] = deque(
-            maxlen=-(-capacity // _PACKED_TOGETHER)
-        )
+        self._packed: deque[tuple[tuple[str, ...], array[float]]] = deque(maxlen=-(-capacity // _PACKED_TOGETHER))
         """Names, and began and ended of each in turn; oldest first."""
 
     def pack(self) -> None:

@@ -83,8 +83,7 @@ class RayBackend:
         """Connect to the cluster at `settings.address`, or start one on this machine, with what they say of it."""
         address, user_code = settings.address, settings.user_code
         machine: dict[str, Any] = {
-            name: getattr(settings, name)
-            for name in ("num_cpus", "num_gpus", "resources", "object_store_memory")
+            name: getattr(settings, name) for name in ("num_cpus", "num_gpus", "resources", "object_store_memory")
         }
         env = {name: value for name, value in checked(settings.runtime_env or {}).items() if value}
         if address is None:
@@ -103,9 +102,7 @@ class RayBackend:
         # Thread counts as in our own workers: one for OpenBLAS, and what the user's environment
         # says; with others, sums have other last bits, and a run goes another way.
         passed = (node_types.VARIABLE, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
-        known = {"OPENBLAS_NUM_THREADS": "1"} | {
-            name: os.environ[name] for name in passed if os.environ.get(name)
-        }
+        known = {"OPENBLAS_NUM_THREADS": "1"} | {name: os.environ[name] for name in passed if os.environ.get(name)}
         env["env_vars"] = {_DRIVERS_VERSION: _VERSION} | known | env.get("env_vars", {})
         env["worker_process_setup_hook"] = attach
         try:
@@ -152,9 +149,7 @@ class RayBackend:
             return errors.DeadlineExceeded("it took longer than its timeout_s")
         return found
 
-    def wait(
-        self, refs: Sequence[Any], num_returns: int, timeout: float | None
-    ) -> tuple[list[Any], list[Any]]:
+    def wait(self, refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
         """Values stay where they were made: `get` brings them."""
         theirs = [ref.ray for ref in refs]
         found = self._wait(theirs, num_returns, timeout)
@@ -184,9 +179,7 @@ class RayBackend:
         end = math.inf if timeout is None else monotonic() + timeout
         is_short = timeout is not None and timeout <= _SLICE_S
         try:
-            found: list[Any] = ray.get(
-                theirs, timeout=timeout if self._watch is None or is_short else _SLICE_S
-            )
+            found: list[Any] = ray.get(theirs, timeout=timeout if self._watch is None or is_short else _SLICE_S)
             return found
         except GetTimeoutError:
             if monotonic() >= end:
@@ -308,17 +301,13 @@ class RayBackend:
         kind = _actor_class(code.target, code.name, tuple(options.concurrency_groups.items()))
         identity = host.Identity(info, options.lifetime == "detached")
         with _pickling(f"an argument of {what}", (args, kwargs), code):
-            theirs = kind.options(**given).remote(
-                code.target, identity, *map(theirs_of, args), **_mapped(kwargs)
-            )
+            theirs = kind.options(**given).remote(code.target, identity, *map(theirs_of, args), **_mapped(kwargs))
         handle = _handle(theirs, info)
         if options.name is not None:
             internal_kv._internal_kv_put(_kv_key(handle._actor_id), msgspec.msgpack.encode(info))
         return handle
 
-    def submit_call(
-        self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions
-    ) -> Any:
+    def submit_call(self, handle: ActorHandle, method: str, args: tuple, kwargs: dict, options: CallOptions) -> Any:
         theirs: Any = handle._creation
         info = handle._info
         if method == TERMINATE:
@@ -354,9 +343,7 @@ class RayBackend:
         ray.kill(handle._creation, no_restart=no_restart)
 
     def on_death(self, handle: ActorHandle, callback: Callable[[Any], Any]) -> None:
-        raise OptionError(
-            "on_death: Ray tells nobody of an actor's death but those who call it (docs/on-ray.md)"
-        )
+        raise OptionError("on_death: Ray tells nobody of an actor's death but those who call it (docs/on-ray.md)")
 
     def exit_actor(self) -> None:
         if host.here is None:

@@ -56,9 +56,7 @@ def _room_for(options: Options, default_cpus: float, who: str) -> dict[str, floa
     everything = resources(available=False)
     if types:
         known = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-        raise InfeasibleResources(
-            f"{who} needs {amounts(demand)}, and no node type has that: there are {known}"
-        )
+        raise InfeasibleResources(f"{who} needs {amounts(demand)}, and no node type has that: there are {known}")
     if all(everything.get(name, 0.0) >= amount for name, amount in demand.items()):
         raise InfeasibleResources(
             f"{who} needs {amounts(demand)} on one machine, and the cluster has "

@@ -114,11 +114,7 @@ def theirs_of(value: Any) -> Any:
 
 def ours_of(value: Any) -> Any:
     """A value as `get` gives it: of a call with `num_returns="dynamic"` the refs of what it yielded."""
-    return (
-        DynamicRefs([ref_of(ref) for ref in value])
-        if isinstance(value, ray.DynamicObjectRefGenerator)
-        else value
-    )
+    return DynamicRefs([ref_of(ref) for ref in value]) if isinstance(value, ray.DynamicObjectRefGenerator) else value
 
 
 # ---------------------------------------------------------------- errors

@@ -44,9 +44,7 @@ def read(path: str) -> Keys:
             "`rlplat start --head` writes"
         ) from None
     if mode & 0o077:
-        raise ConfigError(
-            f"{path} can be read by others (mode {mode:o}), and it holds keys: chmod 600 {path}"
-        )
+        raise ConfigError(f"{path} can be read by others (mode {mode:o}), and it holds keys: chmod 600 {path}")
     try:
         return msgspec.json.decode(data, type=Keys)
     except msgspec.MsgspecError as error:

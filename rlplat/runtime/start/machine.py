@@ -42,9 +42,7 @@ class _Stopped(BaseException):
     pass
 
 
-def serve(
-    path: str, num_cpus: float | None, num_gpus: int | None, resources: dict[str, float] | None
-) -> None:
+def serve(path: str, num_cpus: float | None, num_gpus: int | None, resources: dict[str, float] | None) -> None:
     """Until SIGTERM or SIGINT."""
     keys = join_file.read(path)
     total = machine_resources(num_cpus, num_gpus, resources)

@@ -94,9 +94,7 @@ def open_backend(settings: Settings) -> Driver:
         has_ended = not os.path.exists(session)  # the node has removed it: its zygote was killed
         _give_up(session, node, driver)
         if has_ended and isinstance(error, Exception) and not isinstance(error, RlplatError):
-            raise NodeLost(
-                "the node process ended during the start; what it said last is above, on stderr"
-            ) from error
+            raise NodeLost("the node process ended during the start; what it said last is above, on stderr") from error
         raise
 
 
@@ -155,9 +153,7 @@ def configure(node: subprocess.Popen[bytes], config: dict[str, Any]) -> None:
 def await_ready(node: subprocess.Popen[bytes]) -> None:
     assert node.stdout is not None
     if not _is_readable(node.stdout.fileno(), _START_S):
-        raise NodeLost(
-            f"the node process did not start within {_START_S:g} s; this machine may be overloaded"
-        )
+        raise NodeLost(f"the node process did not start within {_START_S:g} s; this machine may be overloaded")
     if node.stdout.readline() != b"ready\n":
         code = node.wait()
         how = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"

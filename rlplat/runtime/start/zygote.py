@@ -85,11 +85,7 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
         try:
             left_s = None if lease_until is None else max(0.0, lease_until - time.monotonic())
             readable, _, _ = select.select([orders.fileno(), wake_read], [], [], left_s)
-            if (
-                lease_until is not None
-                and time.monotonic() >= lease_until
-                and orders.fileno() not in readable
-            ):
+            if lease_until is not None and time.monotonic() >= lease_until and orders.fileno() not in readable:
                 break
             if wake_read in readable:
                 os.read(wake_read, 4096)

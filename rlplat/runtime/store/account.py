@@ -102,9 +102,7 @@ class Account:
                 time.sleep(0.001)
             yield
         finally:
-            fcntl.flock(
-                descriptor, fcntl.LOCK_UN
-            )  # closing is not enough: a child may have been forked meanwhile
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child may have been forked meanwhile
             os.close(descriptor)
 
     def _claim(self, client_id: str) -> None:
@@ -220,15 +218,9 @@ def _bytes(num_slots: int) -> int:
 
 
 def create_account(session: str, limit: int, full_timeout_s: float) -> None:
-    if (
-        isinstance(full_timeout_s, bool)
-        or not isinstance(full_timeout_s, (int, float))
-        or not full_timeout_s >= 0
-    ):
+    if isinstance(full_timeout_s, bool) or not isinstance(full_timeout_s, (int, float)) or not full_timeout_s >= 0:
         raise OptionError(f"store_full_timeout_s must be seconds, at least 0, not {full_timeout_s!r}")
-    descriptor = os.open(
-        os.path.join(session, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-    )
+    descriptor = os.open(os.path.join(session, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, _bytes(_MAX_SLOTS))  # all of it: a full /dev/shm is no SIGBUS later
         header = [limit, int(min(full_timeout_s, _FOR_EVER_S) * 1000), 0]

@@ -323,9 +323,7 @@ class Store:
             os.unlink(self._path(name))
             return "moved"
         finally:
-            fcntl.flock(
-                source, fcntl.LOCK_UN
-            )  # closing is not enough: a child may have been forked meanwhile
+            fcntl.flock(source, fcntl.LOCK_UN)  # closing is not enough: a child may have been forked meanwhile
             os.close(source)
 
     def end_move(self, name: str, outcome: str) -> int:

@@ -330,10 +330,7 @@ def _culprit(value: Any, path: str = "", depth: int = 8) -> str:
         parts = [(f"{path}[{index}]", item) for index, item in enumerate(value[:200])]
     elif callable(value) and getattr(value, "__closure__", None):
         names = value.__code__.co_freevars
-        parts = [
-            (f"closure variable {n!r}", c.cell_contents)
-            for n, c in zip(names, value.__closure__, strict=True)
-        ]
+        parts = [(f"closure variable {n!r}", c.cell_contents) for n, c in zip(names, value.__closure__, strict=True)]
     elif isinstance(value, type):
         parts = [(f"{path or value.__name__}.{key}", item) for key, item in list(vars(value).items())[:200]]
         parts = [(name, item) for name, item in parts if not name.endswith(("__dict__", "__weakref__"))]
@@ -379,12 +376,8 @@ def split_returns(value: Any, num_returns: int, what: str) -> list[Any]:
     if len(made) == num_returns:
         return made
     if not is_generator:
-        raise ValueError(
-            f"{what} returned {len(value) if isinstance(value, Sized) else 'not so many'} values"
-        )
-    error = ValueError(
-        f"{what} yielded {f'more than {num_returns}' if len(made) > num_returns else len(made)} values"
-    )
+        raise ValueError(f"{what} returned {len(value) if isinstance(value, Sized) else 'not so many'} values")
+    error = ValueError(f"{what} yielded {f'more than {num_returns}' if len(made) > num_returns else len(made)} values")
     if not 0 < len(made) < num_returns:
         raise error
     return made + [Raised(error)] * (num_returns - len(made))

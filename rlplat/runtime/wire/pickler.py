@@ -104,9 +104,7 @@ def _set_state(error: BaseException, state: tuple[Any, dict[str, Any]]) -> None:
     if attributes is not None:
         error.__setstate__(attributes)
     for name, value in fields.items():
-        if getattr(error, name, value) is not value or not hasattr(
-            error, name
-        ):  # None written is not None by default
+        if getattr(error, name, value) is not value or not hasattr(error, name):  # None written is not None by default
             with contextlib.suppress(AttributeError, TypeError):  # some can be read only
                 setattr(error, name, value)
 
@@ -178,11 +176,7 @@ def _reduced_with_slots(kind: type, reduced: Any) -> Any:
     make, (meta, name, bases, namespace, *rest), (attributes, slot_state), *others = reduced
     slots = kind.__dict__["__slots__"]
     slots = (slots,) if isinstance(slots, str) else tuple(slots)
-    fields = {
-        name
-        for name, value in attributes.items()
-        if isinstance(value, _FIELDS) and value.__objclass__ is kind
-    }
+    fields = {name for name, value in attributes.items() if isinstance(value, _FIELDS) and value.__objclass__ is kind}
     attributes = {name: value for name, value in attributes.items() if name not in fields}
     return (
         make,

@@ -64,9 +64,7 @@ def method_signature(actor_class: type, name: str) -> Signature:
     parameters = list(inspect.signature(found, follow_wrapped=False).parameters.values())
     if not parameters:
         return ANYTHING
-    return _described(
-        parameters[1:] if parameters[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD else parameters
-    )
+    return _described(parameters[1:] if parameters[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD else parameters)
 
 
 def _described(parameters: list[inspect.Parameter]) -> Signature:
@@ -87,9 +85,7 @@ def _described(parameters: list[inspect.Parameter]) -> Signature:
 def _rebuilt(parameters: tuple[tuple[str, int, bool], ...]) -> inspect.Signature:
     return inspect.Signature(
         [
-            inspect.Parameter(
-                name, _KINDS[kind], default=_DEFAULT if has_default else inspect.Parameter.empty
-            )
+            inspect.Parameter(name, _KINDS[kind], default=_DEFAULT if has_default else inspect.Parameter.empty)
             for name, kind, has_default in parameters
         ]
     )

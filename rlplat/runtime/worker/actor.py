@@ -82,9 +82,7 @@ class Actor:
         self.spans.append((what, began, self.link.clock()))
         return None
 
-    def _call_once(
-        self, once: ExactlyOnce, owner: str, message: messages.Run, more: messages.More
-    ) -> End | None:
+    def _call_once(self, once: ExactlyOnce, owner: str, message: messages.Run, more: messages.More) -> End | None:
         """A numbered call: it runs unless it has run, and its reply waits for the checkpoint."""
         link, what, began = self.link, more.label or f"{self.name}.{message.method}", self.link.clock()
         packed: Any = None
@@ -106,9 +104,7 @@ class Actor:
                 packed = [codec.pack(part, f"the result of {what}") for part in parts]
                 values = self.objects.make_values(packed, owner)
                 if any(each.refs for each in packed):
-                    text = (
-                        f"{what} ran, but its result held object refs, which ended with the actor's process"
-                    )
+                    text = f"{what} ran, but its result held object refs, which ended with the actor's process"
                     kept = Kept([], ErrorInfo("ObjectLost", text))
                 else:
                     # In one piece: a later incarnation may have to say it again.

@@ -56,17 +56,13 @@ class LoopRunner(Runner):
         while True:
             try:
                 self._loop.run_forever()
-            except (
-                BaseException
-            ):  # a SystemExit in a task that the user's code started ends that task, not the loop
+            except BaseException:  # a SystemExit in a task that the user's code started ends that task, not the loop
                 say_traceback()
 
     def submit(self, owner: str, message: Any) -> End | None:
         if type(message) is EndOfActor:
             try:
-                asyncio.run_coroutine_threadsafe(self._leave(message.reason), self._loop).result(
-                    2 * END_GRACE_S
-                )
+                asyncio.run_coroutine_threadsafe(self._leave(message.reason), self._loop).result(2 * END_GRACE_S)
             except TimeoutError:  # something blocks the loop
                 pass
             return message.reason

@@ -91,9 +91,7 @@ class ExactlyOnce:
             with open(self._path, "rb") as file:
                 saved = msgspec.msgpack.decode(file.read(), type=_Checkpoint)
         except FileNotFoundError:
-            self._state = (
-                self.snapshot()
-            )  # a state that cannot be kept is an error of the constructor, not of a call
+            self._state = self.snapshot()  # a state that cannot be kept is an error of the constructor, not of a call
             return
         instance.set_state(codec.unpack(saved.state))
         self._state, self.window = saved.state, Window(saved.window)
@@ -104,9 +102,7 @@ class ExactlyOnce:
             return b""
         data, refs = codec.pack_inline(self._get_state(), "what get_state() returned")
         if refs:
-            raise ValueError(
-                f"get_state() returned {refs[0]!r}, which would not outlive this process: return values"
-            )
+            raise ValueError(f"get_state() returned {refs[0]!r}, which would not outlive this process: return values")
         return data
 
     def finished(self, caller: str, seq: int, reply: Kept, state: bytes | None) -> None:
@@ -122,9 +118,7 @@ class ExactlyOnce:
         self.held.append(send)
 
     def is_due(self, now: float) -> bool:
-        return bool(self.held) and (
-            self._get_state is None or len(self.held) >= HOLD_REPLIES or self.due_s(now) <= 0
-        )
+        return bool(self.held) and (self._get_state is None or len(self.held) >= HOLD_REPLIES or self.due_s(now) <= 0)
 
     def due_s(self, now: float) -> float:
         """How long until `commit` is due by the clock."""

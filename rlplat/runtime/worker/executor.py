@@ -204,9 +204,7 @@ class Executor:
             instance,
             once,
         )
-        self.runner = make_runner(
-            actor, code.target, creation, self._running, self._waiters, self._ask_to_end
-        )
+        self.runner = make_runner(actor, code.target, creation, self._running, self._waiters, self._ask_to_end)
         self.actor, self.actor_name = actor, name
         self._plain = actor if self.runner is None else None
         with link.lock:

@@ -146,9 +146,7 @@ class Blocking:
         if until_s <= 0:
             if self._refuse is not None and self._ref is not None:
                 self._refuse(self._ref)
-            lending.lend(
-                [(self._ref.owner, self._ref.id)] if is_alone and self._ref else [], self._blocks_all
-            )
+            lending.lend([(self._ref.owner, self._ref.id)] if is_alone and self._ref else [], self._blocks_all)
             if is_alone:
                 return left_s
             until_s = _LOOK_AGAIN_S

@@ -124,9 +124,7 @@ class Replies:
         if isinstance(error, SerializationError):
             return ErrorInfo("SerializationError", str(error))
         if isinstance(error, (SystemExit, KeyboardInterrupt)):  # (a constructor's exit; Ctrl-C)
-            error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(
-                error.__traceback__
-            )
+            error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(error.__traceback__)
         return describe_error(error, where)
 
     def pace(self, owner: str, code: str, seconds: float) -> None:
@@ -166,9 +164,7 @@ class Replies:
         self._arguments.drop(owner, message)
         self.cancelled(owner, message)
 
-    def refuse(
-        self, owner: str, message: Any, actor: str, reason: str | int, *, has_begun: bool = False
-    ) -> None:
+    def refuse(self, owner: str, message: Any, actor: str, reason: str | int, *, has_begun: bool = False) -> None:
         """A call that the end of the actor overtakes: it did not run, or not to its end, and its caller is told so."""
         if not has_begun:
             self._arguments.drop(owner, message)

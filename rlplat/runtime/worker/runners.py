@@ -66,8 +66,7 @@ class ThreadRunner(Runner):
     ) -> None:
         self._actor, self._running, self._ask_to_end, self._group_of = actor, running, ask_to_end, group_of
         self._pools = {
-            group: ThreadPoolExecutor(size, thread_name_prefix=group or "calls")
-            for group, size in sizes.items()
+            group: ThreadPoolExecutor(size, thread_name_prefix=group or "calls") for group, size in sizes.items()
         }
         self._futures: dict[Key, tuple[Future[None], Any]] = {}
         """With the messages of their calls."""

@@ -296,9 +296,7 @@ class Worker(Client):
         self.executor.has_nested = True
 
     def shutdown(self) -> None:
-        raise UsageError(
-            "rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in"
-        )
+        raise UsageError("rlplat.shutdown() is for the driver; a task or an actor cannot end the cluster it runs in")
 
     # ---------------------------------------------------------------- for those who look
 
@@ -428,9 +426,7 @@ class Worker(Client):
             )
 
 
-def main(
-    session: str, client_id: str, gpu_ids: tuple[int, ...], runtime_env: dict[str, Any], folder: str
-) -> None:
+def main(session: str, client_id: str, gpu_ids: tuple[int, ...], runtime_env: dict[str, Any], folder: str) -> None:
     """The life of a worker process (already forked, with its log as stdout and stderr)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(session, client_id, gpu_ids)

@@ -54,9 +54,7 @@ def ask(file: Path, question: dict[str, Any], timeout_s: float) -> dict[str, Any
         try:
             with socket_folder(_place_of(file)) as folder:
                 connection.connect(f"{folder}/control")
-            pid = int.from_bytes(
-                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder
-            )
+            pid = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
             who = f"process {pid}"
             connection.sendall(json.dumps(question).encode() + b"\n")
             with connection.makefile("rb") as reader:
@@ -84,8 +82,7 @@ class ControlServer:
         if not _take(self._lock):
             self._lock.close()
             raise UsageError(
-                f"{file} is served already: rlplat serve deploy {file} changes it, rlplat serve shutdown {file} "
-                "ends it"
+                f"{file} is served already: rlplat serve deploy {file} changes it, rlplat serve shutdown {file} ends it"
             )
         self._path = folder_of(file) / "control"
         self._path.unlink(missing_ok=True)  # of a process that was killed

@@ -67,9 +67,7 @@ class ApplicationSettings(Section):
             if name in self.model_fields_set:
                 raise ValueError(f"{name} is for {'app' if self.run else 'run'}")
         if self.canary is not None:
-            expected, others = (
-                ("app", ("run", "checkpoint", "policy")) if self.app else ("run or checkpoint", ("app",))
-            )
+            expected, others = ("app", ("run", "checkpoint", "policy")) if self.app else ("run or checkpoint", ("app",))
             found = self.canary.model_fields_set
             if found & set(others) or not found & set(expected.split(" or ")):
                 raise ValueError(f"canary needs {expected}, and has {', '.join(sorted(found))}")

@@ -52,9 +52,7 @@ def application(served: Any, executor: Executor) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
             await receive()
-            await send(
-                {"type": "websocket.close", "code": 1003, "reason": "this deployment takes HTTP requests"}
-            )
+            await send({"type": "websocket.close", "code": 1003, "reason": "this deployment takes HTTP requests"})
             return
         if scope["path"] == "/health/live":
             await Response("ok")(scope, receive, send)
@@ -83,9 +81,7 @@ def application(served: Any, executor: Executor) -> Any:
             if isinstance(cause := getattr(error, "cause", None), Refused):
                 raise cause from None
             say_traceback()
-            raise Refused(
-                500, "failed", f"{type(error).__name__} in the deployment; its log says more"
-            ) from None
+            raise Refused(500, "failed", f"{type(error).__name__} in the deployment; its log says more") from None
         try:
             await response(scope, listener.leaving, send)
         finally:

@@ -117,9 +117,7 @@ class HttpServer:
         await self._lifespan.startup()
         if self._lifespan.should_exit:
             raise RlplatError("the application's startup failed: the replica's log says why")
-        self._protocol = partial(
-            Connection, config=config, server_state=self._state, app_state=self._lifespan.state
-        )
+        self._protocol = partial(Connection, config=config, server_state=self._state, app_state=self._lifespan.state)
         self._loop = asyncio.get_running_loop()
         shared, *queue = fetch_sockets(door)
         self._queue = tuple(queue)

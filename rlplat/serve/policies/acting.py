@@ -101,9 +101,7 @@ class ServedPolicy:
                 f"this policy remembers ({size} numbers): give session (POST /v1/sessions opens one), or "
                 '"state": "initial" and then the state that is answered',
             )
-        return await self.engine.act(
-            request.rows, request.num_rows, greedy=request.greedy, state=request.state
-        )
+        return await self.engine.act(request.rows, request.num_rows, greedy=request.greedy, state=request.state)
 
     async def _step_elsewhere(self, request: Rows) -> Acted:
         assert request.session is not None
@@ -171,9 +169,7 @@ class ServedPolicy:
         While they are asked one after another, a session may move from one that is not asked yet to one that was
         asked before, or to this one; and of a replica that has just begun not every other knows at once."""
         if len(session) > MAX_ID:
-            raise bad(
-                "bad-session", f"a session's id has at most {MAX_ID} characters, this one {len(session):,}"
-            )
+            raise bad("bad-session", f"a session's id has at most {MAX_ID} characters, this one {len(session):,}")
         for pause_s in LOOKS:
             await asyncio.sleep(pause_s)
             for peer in self._others(session.rpartition(".")[0]):

@@ -102,9 +102,7 @@ def decoded(
         raise bad("bad-json", f"{what} is nested too deeply") from None
 
 
-def read_json(
-    body: bytes, spaces: AgentSpaces, state_size: int, max_rows: int, session: str | None = None
-) -> Rows:
+def read_json(body: bytes, spaces: AgentSpaces, state_size: int, max_rows: int, session: str | None = None) -> Rows:
     """session: that of the connection by which the body came."""
     request = decoded(_DECODER.decode, body)
     if session is not None:
@@ -141,17 +139,13 @@ def read_request(
         raise bad("bad-observation", f"the observation is no array of numbers: {error}", 422) from None
     num_rows = obs_rows(rows)
     if num_rows > max_rows:
-        raise bad(
-            "too-many-rows", f"the request has {num_rows:,} observations; at most {max_rows:,} go in one", 413
-        )
+        raise bad("too-many-rows", f"the request has {num_rows:,} observations; at most {max_rows:,} go in one", 413)
     gives_state = takes_state and (request.state is not None or "state" in request.outputs)
     is_given = request.state not in (None, "initial")
     state = read_state(request.state, num_rows, is_batch, state_size) if is_given else None
     session, seq = request.session, request.seq
     if session is not None and gives_state:
-        raise bad(
-            "bad-request", "session and state exclude each other: the state of a session is in the server"
-        )
+        raise bad("bad-request", "session and state exclude each other: the state of a session is in the server")
     if session is not None and num_rows != 1:
         raise bad("bad-request", f"a session is one episode: expected one observation, got {num_rows}")
     if seq is not None and session is None:
@@ -189,9 +183,7 @@ class RawRows:
         self._spaces = spaces
         self.problem = ""
         if not isinstance(spec, ObsSpec):
-            self.problem = (
-                f"observations are {spaces.spec}: several arrays; send JSON, or the Open Inference Protocol"
-            )
+            self.problem = f"observations are {spaces.spec}: several arrays; send JSON, or the Open Inference Protocol"
             return
         space = spaces.observation_space
         self.dtype = np.dtype(space.dtype).newbyteorder("<")
@@ -246,11 +238,7 @@ def answer_of(request: Rows, acted: Acted, spaces: AgentSpaces) -> dict[str, Any
     """JSON values; of one observation without the leading axis."""
     answer: dict[str, Any] = {"action": plain(spaces.actions(acted.actions, request.is_batch))}
     columns = {"log_prob": acted.log_probs, "value": acted.values, "state": acted.state}
-    names = (
-        [*request.outputs, "state"]
-        if request.gives_state and "state" not in request.outputs
-        else request.outputs
-    )
+    names = [*request.outputs, "state"] if request.gives_state and "state" not in request.outputs else request.outputs
     for name in names:
         column = columns[name]
         answer[name] = (column if request.is_batch else column[0]).tolist()

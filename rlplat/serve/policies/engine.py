@@ -117,7 +117,5 @@ def _diverged() -> Refused:
 
 
 def _joined(parts: list[Acted]) -> Acted:
-    actions, log_probs, values, state = (
-        np.concatenate([part[column] for part in parts]) for column in range(4)
-    )
+    actions, log_probs, values, state = (np.concatenate([part[column] for part in parts]) for column in range(4))
     return Acted(actions, log_probs, values, state, parts[-1].env_steps)

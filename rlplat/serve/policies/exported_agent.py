@@ -71,9 +71,7 @@ class ExportedAgent:
     def initial_state(self, num: int | None = None) -> Array:
         return self._policy.initial_state(num)
 
-    def act_on_rows(
-        self, rows: Obs, *, greedy: bool = True, state: Array | None = None
-    ) -> tuple[PolicyOutput, Array]:
+    def act_on_rows(self, rows: Obs, *, greedy: bool = True, state: Array | None = None) -> tuple[PolicyOutput, Array]:
         """As `rl.run.trained_agent.Agent.act_on_rows`; but actions are as the environment takes them, and several
         arrays of them (of a Dict or Tuple) are the fields of one."""
         contract, num_rows = self._policy.contract, obs_rows(rows)

@@ -106,9 +106,7 @@ def described(model: str, refusals: dict[str, Any]) -> tuple[dict[str, Any], dic
         f"/v2/models/{model}/infer": _Inferred,
     }
     template = "#/components/schemas/{name}"
-    (request, *refs), schemas = msgspec.json.schema_components(
-        [_Infer, *answers.values()], ref_template=template
-    )
+    (request, *refs), schemas = msgspec.json.schema_components([_Infer, *answers.values()], ref_template=template)
     paths: dict[str, Any] = {}
     for path, ref in zip(answers, refs, strict=True):
         answer = {"description": "it is", "content": {"application/json": {"schema": ref}}}
@@ -142,9 +140,7 @@ class InferenceProtocol:
                 return _Ready()
             case ["models", name, *rest]:
                 if name != server.model:
-                    raise Refused(
-                        404, "unknown-model", f"there is no model {name!r:.100}; there is {server.model!r}"
-                    )
+                    raise Refused(404, "unknown-model", f"there is no model {name!r:.100}; there is {server.model!r}")
                 if rest == []:
                     return self._metadata()
                 if rest == ["ready"]:
@@ -152,9 +148,7 @@ class InferenceProtocol:
                     return _ModelReady(server.model)
                 if rest == ["infer"]:
                     return await self._infer(body)
-        raise Refused(
-            404, "not-found", f"there is nothing at {path:.200}; /v2/models/{server.model}/infer infers"
-        )
+        raise Refused(404, "not-found", f"there is nothing at {path:.200}; /v2/models/{server.model}/infer infers")
 
     def _metadata(self) -> _Model:
         spaces = self._server.agent.spaces
@@ -174,9 +168,7 @@ class InferenceProtocol:
         acted = await server.act(request)
         spaces = server.agent.spaces
         action = spaces.actions(acted.actions, True)
-        outputs = [
-            _written(name, np.asarray(reduce(getitem, keys, action))) for name, keys, _ in _actions(spaces)
-        ]
+        outputs = [_written(name, np.asarray(reduce(getitem, keys, action))) for name, keys, _ in _actions(spaces)]
         columns = {"log_prob": acted.log_probs, "value": acted.values}
         outputs += [_written(name, columns[name]) for name in request.outputs]
         if asked.outputs:

@@ -67,9 +67,7 @@ class PolicyServer(ServedPolicy):
                 await self.check()
                 return 200, b"text/plain", b"ready"
             return _json(openapi(self) if path == "/openapi.json" else self.describe())
-        raise Refused(
-            404, "not-found", f"there is nothing at {path:.200}; /v1/act acts, /openapi.json lists all"
-        )
+        raise Refused(404, "not-found", f"there is nothing at {path:.200}; /v1/act acts, /openapi.json lists all")
 
     async def _act_raw(self, scope: Any, body: bytes) -> tuple[int, bytes, bytes]:
         assert self.raw is not None

@@ -123,9 +123,7 @@ class SessionBook:
         async with contextlib.AsyncExitStack() as held:
             for session in sessions:
                 await held.enter_async_context(session.lock)
-            sessions = [
-                each for each in sessions if each.id in self._sessions
-            ]  # a step may have waited: some ended
+            sessions = [each for each in sessions if each.id in self._sessions]  # a step may have waited: some ended
             if sessions:
                 await adopt([(each.id, each.state, each.seq, each.digest, each.answer) for each in sessions])
             for session in sessions:

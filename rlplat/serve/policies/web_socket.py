@@ -25,9 +25,7 @@ RESTARTING = 1012
 
 async def serve_web_socket(server: ServedPolicy, scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] != "/v1/session":
-        raise Refused(
-            404, "not-found", f"there is no WebSocket at {scope['path']:.200}; they are at /v1/session"
-        )
+        raise Refused(404, "not-found", f"there is no WebSocket at {scope['path']:.200}; they are at /v1/session")
     await receive()
     options = dict(parse_qsl(scope["query_string"].decode("latin-1")))
     asked = options.pop("session", "")

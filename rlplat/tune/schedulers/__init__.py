@@ -176,9 +176,7 @@ def make_scheduler(
     given: dict[str, Any] = {"name": settings} if isinstance(settings, str) else dict(settings)
     name = given.pop("name", None)
     if name is None:
-        raise ConfigError(
-            f"scheduler has no 'name'; write {{name: asha, ...}} with one of {', '.join(SCHEDULERS)}"
-        )
+        raise ConfigError(f"scheduler has no 'name'; write {{name: asha, ...}} with one of {', '.join(SCHEDULERS)}")
     if not isinstance(name, str) or name not in SCHEDULERS:
         hint = closest(str(name), SCHEDULERS)
         raise ConfigError(f"unknown trial scheduler {name!r}{hint or '; there are ' + ', '.join(SCHEDULERS)}")
@@ -196,9 +194,7 @@ def _checked_object(scheduler: Any) -> TrialScheduler:
     missing = [verb for verb in _VERBS if not callable(getattr(scheduler, verb, None))]
     missing += [name for name in ("name", "unit", "needs_checkpoints") if not hasattr(scheduler, name)]
     if missing or isinstance(scheduler, type):
-        what = (
-            "is a class, not an instance of it" if isinstance(scheduler, type) else f"has no {missing[0]!r}"
-        )
+        what = "is a class, not an instance of it" if isinstance(scheduler, type) else f"has no {missing[0]!r}"
         raise ConfigError(
             f"scheduler must be a name ({', '.join(SCHEDULERS)}), a mapping with a name and settings, or a "
             f"TrialScheduler; {scheduler!r} {what}"

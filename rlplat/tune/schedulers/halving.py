@@ -380,9 +380,7 @@ class ASHA(Halving):
         runs = self._ladder.runs
         if not self._is_closed or not self._num_paused or self._num_paused < len(runs):
             return []
-        waiting = [
-            run for heap in reversed(self._ladder.paused) for _, n in sorted(heap) if (run := runs.get(n))
-        ]
+        waiting = [run for heap in reversed(self._ladder.paused) for _, n in sorted(heap) if (run := runs.get(n))]
         if not self._has_complete and waiting:
             first = waiting[0]
             heap = self._ladder.paused[first.passed - 1]

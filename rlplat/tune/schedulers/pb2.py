@@ -119,8 +119,7 @@ def fitted_kernel(x: np.ndarray, times: np.ndarray, y: np.ndarray) -> Kernel:
     bounds = [(-3.0, 2.0), (-3.0, 1.5), (-7.0, -0.7), (-7.0, 1.0)]  # logarithms
     starts = [np.log([1.0, 0.5, 0.1, 0.1]), np.log([1.0, 1.5, 0.02, 0.5])]
     found = [
-        minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30})
-        for start in starts
+        minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30}) for start in starts
     ]
     best = min(found, key=lambda result: float(result.fun))
     return Kernel(*(float(value) for value in np.exp(best.x)))
@@ -216,9 +215,7 @@ class PB2(PBT):
                 "change: take pbt"
             )
 
-    def explore(
-        self, source: Trial, target: Trial, names: Sequence[str], rng: np.random.Generator
-    ) -> dict[str, Any]:
+    def explore(self, source: Trial, target: Trial, names: Sequence[str], rng: np.random.Generator) -> dict[str, Any]:
         from threadpoolctl import threadpool_limits
 
         explored = super().explore(source, target, names, rng)

@@ -170,9 +170,7 @@ class PBT(TrialScheduler):
         # Copies first: as long as one of them is not recorded, no source has gone on.
         return sorted(given, key=lambda one: not isinstance(one[1], Exploit))
 
-    def explore(
-        self, source: Trial, target: Trial, names: Sequence[str], rng: np.random.Generator
-    ) -> dict[str, Any]:
+    def explore(self, source: Trial, target: Trial, names: Sequence[str], rng: np.random.Generator) -> dict[str, Any]:
         """New values of these parameters for a copy of `source`; by name."""
         return {
             name: mutated(
@@ -229,9 +227,7 @@ class PBT(TrialScheduler):
         """At its last boundary. A copy is worth what its source was, until it has its own; where all are ranked
         together, nobody is ranked between the two."""
         step, _, score = trial.notes["boundary"]
-        return float(
-            trial.notes["exploits"][-1]["score"] if step_of_copy(trial) == step and not self.synch else score
-        )
+        return float(trial.notes["exploits"][-1]["score"] if step_of_copy(trial) == step and not self.synch else score)
 
     def _score_at(self, trial: Trial, progress: float) -> float:
         """At this progress, where it is further: who began late is not among the lowest for that. Else the newest."""
@@ -264,9 +260,7 @@ class PBT(TrialScheduler):
 # ---------------------------------------------------------------- explore
 
 
-def mutations_of(
-    scheduler: str, given: Mapping[str, Any] | Sequence[str] | None, space: Any
-) -> dict[str, _Mutation]:
+def mutations_of(scheduler: str, given: Mapping[str, Any] | Sequence[str] | None, space: Any) -> dict[str, _Mutation]:
     """What changes each parameter: a domain, neighbours, or a function. ConfigError: it is none of the space's."""
     from rlplat.tune.domains import Choice, Domain, Options
     from rlplat.tune.space import Space
@@ -352,9 +346,7 @@ def mutated(
     try:
         return own.clip(mutation(value, rng))
     except TypeError as error:
-        raise ConfigError(
-            f"a function in mutations returned what its parameter cannot be: {error}"
-        ) from error
+        raise ConfigError(f"a function in mutations returned what its parameter cannot be: {error}") from error
 
 
 def _is_plain(domain: Domain) -> bool:

@@ -111,9 +111,7 @@ def _plain(name: str, value: Any) -> float | int | str | bool:
         value = value.item()
         if type(value) in (float, int, bool, str):
             return value
-    elif hasattr(value, "__float__") and not hasattr(
-        value, "shape"
-    ):  # Decimal, Fraction, subclasses of int and float
+    elif hasattr(value, "__float__") and not hasattr(value, "shape"):  # Decimal, Fraction, subclasses of int and float
         return _within_floats(int(value)) if isinstance(value, int) else float(value)
     raise TypeError(
         f"metric '{name}' is {_kind(value)}; a metric is a number, a text or a bool "

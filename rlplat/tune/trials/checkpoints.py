@@ -141,9 +141,7 @@ def _copy(source: Path, into: Path) -> dict[str, FileEntry]:
                 (target / inside / name).mkdir()
                 entries[str(target.name / inside / name)] = []
             for name in names:
-                entries[str(target.name / inside / name)] = _copy_file(
-                    Path(folder) / name, target / inside / name
-                )
+                entries[str(target.name / inside / name)] = _copy_file(Path(folder) / name, target / inside / name)
             checkpoints.sync_directory(target / inside)
     else:
         entries[target.name] = _copy_file(source, target)

@@ -163,9 +163,7 @@ def last_report(value: Any, has_reported: bool, context: TrialContext) -> Metric
 
     has_reported: also before the checkpoint that it went on from: it may have been saved at its last report."""
     if value is None and not has_reported:
-        raise ConfigError(
-            "it returned nothing, and reported nothing: return a dict of metrics, or report them"
-        )
+        raise ConfigError("it returned nothing, and reported nothing: return a dict of metrics, or report them")
     if value is None:
         return None
     try:
@@ -178,9 +176,7 @@ def last_report(value: Any, has_reported: bool, context: TrialContext) -> Metric
 
 
 def _no_checkpoint(context: TrialContext, how: str) -> CheckpointError:
-    return CheckpointError(
-        f"trial {context.number} cannot be saved at this report: it brought no checkpoint ({how})"
-    )
+    return CheckpointError(f"trial {context.number} cannot be saved at this report: it brought no checkpoint ({how})")
 
 
 def _close_quietly(thing: Any) -> None:
@@ -220,11 +216,7 @@ class SeveralSeeds:
         self._context = context
         self._checkpoints = TrialCheckpoints(context.number)
         self._seeds = [
-            _OneSeed(
-                open_one(
-                    replace(context, seed=seed, directory=context.directory / f"seed_{index}", num_seeds=1)
-                )
-            )
+            _OneSeed(open_one(replace(context, seed=seed, directory=context.directory / f"seed_{index}", num_seeds=1)))
             for index, seed in enumerate(seeds_of(context.seed, context.num_seeds))
         ]
         self._step = 0
@@ -243,9 +235,7 @@ class SeveralSeeds:
 
     def save_to(self, directory: Path) -> str:
         if not self.can_save:
-            raise CheckpointError(
-                f"trial {self._context.number} cannot be saved: not every seed brought a checkpoint"
-            )
+            raise CheckpointError(f"trial {self._context.number} cannot be saved: not every seed brought a checkpoint")
 
         def save_each(beside: Path) -> dict[str, Any]:
             names = [
@@ -260,12 +250,8 @@ class SeveralSeeds:
         state, self._step = self._checkpoints.load(path, self._context.directory / "restored")
         num_saved = len(state["names"])
         if num_saved != len(self._seeds):
-            raise CheckpointError(
-                f"checkpoint {path} has {num_saved} seeds, and the trial {len(self._seeds)}"
-            )
-        for index, (seed, name, last) in enumerate(
-            zip(self._seeds, state["names"], state["last"], strict=True)
-        ):
+            raise CheckpointError(f"checkpoint {path} has {num_saved} seeds, and the trial {len(self._seeds)}")
+        for index, (seed, name, last) in enumerate(zip(self._seeds, state["names"], state["last"], strict=True)):
             seed.last, seed.has_ended = last, not name
             if name:
                 seed.load_from(path / f"seed_{index}" / name)
@@ -326,7 +312,5 @@ def means(reports: list[dict[str, Any]]) -> dict[str, Any]:
             continue
         mean = merged[name] = sum(values) / len(values)
         if len(values) > 1:
-            merged[f"{name}_std"] = math.sqrt(
-                sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-            )
+            merged[f"{name}_std"] = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
     return merged

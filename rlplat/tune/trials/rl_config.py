@@ -58,9 +58,7 @@ def _base_layer(algo: str, config: Mapping[str, Any]) -> tuple[Layer, Path | Non
     layer = load_yaml(path)
     values = {key: value for key, value in layer.values.items() if key not in (*_OF_ONE_RUN, "env")}
     whose = "family" if path.stem.startswith("_") else "tuned"
-    note = (
-        f"settings that config does not name are those of the {whose} config {path.parent.name}/{path.name}"
-    )
+    note = f"settings that config does not name are those of the {whose} config {path.parent.name}/{path.name}"
     return Layer(values, layer.origins), path, [note]
 
 
@@ -89,9 +87,7 @@ def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def document_of(
-    algo: str, config: Mapping[str, Any], seed: int | None = None, directory: Path | None = None
-) -> str:
+def document_of(algo: str, config: Mapping[str, Any], seed: int | None = None, directory: Path | None = None) -> str:
     """best.yaml: the complete settings with `algo`, as config.yaml of a run; `rlplat train best.yaml` takes it."""
     return plan_trial(algo, config, seed).to_yaml(directory)
 

@@ -142,11 +142,7 @@ class RLProgram:
     def close(self) -> None:
         run, self._results = self._run, None
         try:
-            if (
-                run
-                and not self._has_failed
-                and self._save_s <= LAST_SAVE_SHARE * (time.monotonic() - self._began_s)
-            ):
+            if run and not self._has_failed and self._save_s <= LAST_SAVE_SHARE * (time.monotonic() - self._began_s):
                 self._save_for_people(run)
         finally:
             self._run = self._algorithm = self._evaluations = None

@@ -162,9 +162,7 @@ class TrialThread:
             answer = ("return", None)
         except Exception as error:
             answer = ("raise", error)
-        except (
-            BaseException
-        ) as error:  # SystemExit and its like are about this thread's function, not the process
+        except BaseException as error:  # SystemExit and its like are about this thread's function, not the process
             answer = ("raise", wrapped(error))
         if self._must_stop and answer[0] == "raise":  # nobody waits for it any more
             write("".join(traceback.format_exception(answer[1])))

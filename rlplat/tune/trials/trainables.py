@@ -114,18 +114,12 @@ def _kind_of(found: Any, name: str) -> TrainableKind:
     if not callable(found):
         hint = ""
         if callable(getattr(found, "step", None)):
-            hint = (
-                f" (an instance of {type(found).__name__}: give the class itself, each trial makes its own)"
-            )
+            hint = f" (an instance of {type(found).__name__}: give the class itself, each trial makes its own)"
         raise ConfigError(f"{found!r:.80} is no trainable{hint}: {_WHAT_IT_IS}")
     takes_report = report_argument(found, name) is not None
     if _is_generator(found):
         return TrainableKind("generator", name, None, getattr(found, "leaves_gpus", False))
-    return (
-        TrainableKind("reporting function", name, None)
-        if takes_report
-        else TrainableKind("function", name, False)
-    )
+    return TrainableKind("reporting function", name, None) if takes_report else TrainableKind("function", name, False)
 
 
 def _kind_of_class(found: type, name: str) -> TrainableKind:

@@ -38,16 +38,12 @@ def calls(kubectl: Path) -> list[str]:
 
 
 @pytest.mark.process
-def test_up_submit_and_down_are_kubectl(
-    kubectl: Path, write: Write, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_up_submit_and_down_are_kubectl(kubectl: Path, write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     path = str(write(LAB))
     assert main(["up", path]) == 0
     assert yaml.safe_load(kubectl.with_name("kubectl.stdin").read_text())["kind"] == "RayCluster"
     assert main(["submit", path, "--", "rlplat", "train"]) == 0
-    assert (
-        "job lab-x7k2p: kubectl --context=test --namespace=rl logs -f job/lab-x7k2p" in capfd.readouterr().out
-    )
+    assert "job lab-x7k2p: kubectl --context=test --namespace=rl logs -f job/lab-x7k2p" in capfd.readouterr().out
     assert yaml.safe_load(kubectl.with_name("kubectl.stdin").read_text())["kind"] == "RayJob"
     assert main(["down", path]) == 0
     of_lab = "app.kubernetes.io/managed-by=rlplat,app.kubernetes.io/instance=lab"

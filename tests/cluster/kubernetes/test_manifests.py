@@ -105,9 +105,7 @@ DOCUMENTED: dict[str, Any] = {
 
 def unknown(value: Any, known: Any, path: str = "") -> list[str]:
     if known == "map":
-        return [
-            path for key, each in value.items() if not (isinstance(key, str) and isinstance(each, str | int))
-        ]
+        return [path for key, each in value.items() if not (isinstance(key, str) and isinstance(each, str | int))]
     if isinstance(known, type):
         return [] if type(value) is known else [path]
     if isinstance(known, list):
@@ -127,9 +125,7 @@ def test_manifests_have_documented_fields_alone(tmp_path: Path) -> None:
         for made in (ray_cluster(cluster), ray_job(cluster, PROGRAM)):
             assert unknown(made, DOCUMENTED[made["kind"]]) == []
             assert yaml.safe_load(as_yaml(made)) == made
-    assert unknown(ray_cluster(some) | {"spec": {"rayVersion": 2.6}}, DOCUMENTED["RayCluster"]) == [
-        ".spec.rayVersion"
-    ]
+    assert unknown(ray_cluster(some) | {"spec": {"rayVersion": 2.6}}, DOCUMENTED["RayCluster"]) == [".spec.rayVersion"]
 
 
 def pods(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -143,9 +139,7 @@ def test_nodes_that_are_all_alike_are_one_group_beside_the_head(tmp_path: Path) 
     (group,) = made["spec"]["workerGroupSpecs"]
     assert [group[key] for key in ("replicas", "minReplicas", "maxReplicas")] == [2, 2, 2]
     asked = {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "2"}
-    assert [pod["containers"][0]["resources"] for pod in pods(made)] == [
-        {"requests": asked, "limits": asked}
-    ] * 2
+    assert [pod["containers"][0]["resources"] for pod in pods(made)] == [{"requests": asked, "limits": asked}] * 2
     assert ray_cluster(read(tmp_path))["spec"]["workerGroupSpecs"] == []
 
 
@@ -223,9 +217,7 @@ def test_a_word_that_would_change_on_the_way_is_refused(word: str) -> None:
 def test_a_node_starts_after_its_setup_and_only_then(tmp_path: Path, setup: list[str], printed: str) -> None:
     (text,) = pods(ray_cluster(read(tmp_path, f"setup: {setup}")))[0]["containers"][0]["args"]
     then = f" {text}  && ulimit -n; echo started"
-    done = subprocess.run(
-        ["bash", "-c", "--", then.replace("ulimit -n", "true")], capture_output=True, text=True
-    )
+    done = subprocess.run(["bash", "-c", "--", then.replace("ulimit -n", "true")], capture_output=True, text=True)
     assert done.stdout == printed
 
 

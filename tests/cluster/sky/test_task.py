@@ -171,9 +171,7 @@ def test_where_nodes_do_not_come_the_program_does_not_start(write: Write, ray: P
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("wanted", "code", "said"), [(1, 0, ""), (2, 1, "1 of 2 nodes are there after 0.1 s: raise")]
-)
+@pytest.mark.parametrize(("wanted", "code", "said"), [(1, 0, ""), (2, 1, "1 of 2 nodes are there after 0.1 s: raise")])
 def test_the_wait_for_the_nodes_asks_the_cluster(write: Write, wanted: int, code: int, said: str) -> None:
     text = FULL.replace("nodes: 2", f"nodes: {wanted}") + "start_timeout_s: 0.1\n"
     script = task_of(write, text)["run"]

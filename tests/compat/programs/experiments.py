@@ -73,9 +73,7 @@ assert len({trial.config["factor_1"] for trial in population}) > 1
 assert all(trial.last_result["timesteps_total"] >= 10 for trial in population)
 
 for scheduler in (
-    AsyncHyperBandScheduler(
-        time_attr="timesteps_total", reward_attr="episode_reward_mean", max_t=30, grace_period=10
-    ),
+    AsyncHyperBandScheduler(time_attr="timesteps_total", reward_attr="episode_reward_mean", max_t=30, grace_period=10),
     HyperBandScheduler(time_attr="training_iteration", reward_attr="episode_reward_mean", max_t=3),
 ):
     spec["stop"] = {"training_iteration": 3}

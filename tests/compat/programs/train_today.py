@@ -31,9 +31,7 @@ def loop(config):
                 torch.save(model.module.state_dict(), os.path.join(folder, "model.pt"))
                 checkpoint = Checkpoint.from_directory(folder)
             weight = sum(one.sum().item() for one in model.parameters())
-            train.report(
-                {"loss": loss.item(), "weight": weight, "batches": len(loader)}, checkpoint=checkpoint
-            )
+            train.report({"loss": loss.item(), "weight": weight, "batches": len(loader)}, checkpoint=checkpoint)
 
 
 trainer = TorchTrainer(

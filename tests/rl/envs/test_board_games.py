@@ -31,9 +31,7 @@ GAMES = {
 def has_line(stones: np.ndarray, length: int) -> bool:
     """stones: bool[R, C]; every cell, every direction, step by step."""
     rows, columns = stones.shape
-    for row, column, (down, right) in itertools.product(
-        range(rows), range(columns), [(0, 1), (1, 0), (1, 1), (1, -1)]
-    ):
+    for row, column, (down, right) in itertools.product(range(rows), range(columns), [(0, 1), (1, 0), (1, 1), (1, -1)]):
         cells = [(row + i * down, column + i * right) for i in range(length)]
         if all(0 <= r < rows and 0 <= c < columns and stones[r, c] for r, c in cells):
             return True
@@ -80,9 +78,7 @@ def test_equal_positions_have_equal_moves_and_outcomes(game: LineGame) -> None:
     rng = np.random.default_rng(2)
     boards = game.start(64)
     same_cells, same_actions = game.symmetries[0]
-    assert (same_cells == np.arange(game.max_moves)).all() and (
-        same_actions == np.arange(game.num_actions)
-    ).all()
+    assert (same_cells == np.arange(game.max_moves)).all() and (same_actions == np.arange(game.num_actions)).all()
     for _ in range(game.max_moves - 1):
         actions = np.array([rng.choice(np.flatnonzero(row)) for row in game.legal(boards)])
         moved = game.play(boards, actions)

@@ -21,9 +21,7 @@ FIXTURES = "tests.rl.fixture_envs"
 FAULTY = f"{FIXTURES}:FaultyEnv"
 
 
-@pytest.mark.parametrize(
-    "name", ["CartPole-v1", "Pendulum-v1", f"{FIXTURES}:ScriptedEnv", f"{FIXTURES}:SeededEnv"]
-)
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", f"{FIXTURES}:ScriptedEnv", f"{FIXTURES}:SeededEnv"])
 def test_sound_environments_pass(name: str) -> None:
     report = check_env(name, steps=30)
     assert report.is_sound and report.spaces is not None
@@ -92,10 +90,7 @@ def test_unsupported_spaces_are_both_named_with_what_is_supported() -> None:
     observation, action = report.lines
     assert "observation space at 'log' Text" in observation
     assert "is not supported (supported: Box, Discrete, MultiDiscrete, MultiBinary, and Dict" in observation
-    assert (
-        "action space at '1' Box(0, 3, (1,), int64) is not supported; a Box of actions needs a float"
-        in action
-    )
+    assert "action space at '1' Box(0, 3, (1,), int64) is not supported; a Box of actions needs a float" in action
 
 
 TREE = f"{FIXTURES}:TreeEnv"
@@ -202,9 +197,7 @@ def test_lies_of_masks(kwargs: dict[str, object], expected: str) -> None:
 def test_a_mask_for_actions_that_cannot_be_masked() -> None:
     box = spaces.Box(-1.0, 1.0, (2,))
     observation = spaces.Dict({"action_mask": spaces.MultiBinary(2), "x": box})
-    assert "Box(2) float32 in [-1, 1], of which none can be masked; rename the key" in mask_problem(
-        observation, box
-    )
+    assert "Box(2) float32 in [-1, 1], of which none can be masked; rename the key" in mask_problem(observation, box)
 
 
 def test_very_wide_choices_are_a_warning() -> None:
@@ -279,9 +272,7 @@ def test_the_kinds_of_observation_problems() -> None:
 def test_a_wider_float_is_cast_with_a_warning() -> None:
     report = check_env(FAULTY, {"fault": "wide", "at": 3}, steps=10)
     assert report.is_sound
-    assert "warning: observation has dtype float64, and its space says float32: every step casts it" in str(
-        report
-    )
+    assert "warning: observation has dtype float64, and its space says float32: every step casts it" in str(report)
     with make_vector_env(FAULTY, 2, env_kwargs={"fault": "wide", "at": 1}) as env:
         env.reset()
         obs = env.step(np.ones(2, np.int64)).obs

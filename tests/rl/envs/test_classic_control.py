@@ -28,9 +28,7 @@ def skilled(name: str, obs: Array, random: Array) -> Array:
     if name == "MountainCar-v0":
         return np.where(np.arange(len(obs)) % 2, random, np.where(obs[:, 1] >= 0, 2, 0))
     if name == "MountainCarContinuous-v0":
-        return np.where(np.arange(len(obs))[:, None] % 2, random, np.sign(obs[:, 1:] + 1e-9)).astype(
-            np.float32
-        )
+        return np.where(np.arange(len(obs))[:, None] % 2, random, np.sign(obs[:, 1:] + 1e-9)).astype(np.float32)
     return random
 
 

@@ -101,17 +101,11 @@ def test_a_step_and_a_reset_have_limits_of_their_own() -> None:
         env.reset()
         env.step(np.zeros(2, np.int64))  # in which both are reset
     with make_vector_env(NUMBERED, 1, env_kwargs=slow_reset, step_timeout_s=30, reset_timeout_s=0.2) as env:
-        with pytest.raises(
-            EnvError, match=r"reset\(\) took longer than the limit of 0.2 s.*--env-reset-timeout-s"
-        ):
+        with pytest.raises(EnvError, match=r"reset\(\) took longer than the limit of 0.2 s.*--env-reset-timeout-s"):
             env.reset()
-    with make_vector_env(
-        NUMBERED, 1, env_kwargs={"slow_s": 0.5}, step_timeout_s=0.2, reset_timeout_s=30
-    ) as env:
+    with make_vector_env(NUMBERED, 1, env_kwargs={"slow_s": 0.5}, step_timeout_s=0.2, reset_timeout_s=30) as env:
         env.reset()
-        with pytest.raises(
-            EnvError, match=r"step\(\) took longer than the limit of 0.2 s.*--env-step-timeout-s"
-        ):
+        with pytest.raises(EnvError, match=r"step\(\) took longer than the limit of 0.2 s.*--env-step-timeout-s"):
             env.step(np.zeros(1, np.int64))
 
 
@@ -162,9 +156,7 @@ def test_processes_that_an_environment_starts_end_with_it(ends: str) -> None:
         with pytest.raises(EnvError, match="died"):
             env.step(np.zeros(2, np.int64))
     env.close()
-    assert soon(
-        lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
-    )
+    assert soon(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids))
 
 
 def test_random_start_steps_spread_the_copies_over_their_episodes() -> None:

@@ -100,9 +100,7 @@ def test_what_it_cannot_be_asked_for(envpool: None, monkeypatch: pytest.MonkeyPa
 
     assert "EnvPool has no CartPole-v1: leave vectorization at 'auto'" in message("CartPole-v1")
     assert "EnvPool's Pendulum-v1 does not take env_kwargs={'h': 1}" in message("Pendulum-v1", h=1)
-    assert "wrappers is for one environment each" in message(
-        "Pendulum-v1", wrappers=["gymnasium.wrappers:ClipReward"]
-    )
+    assert "wrappers is for one environment each" in message("Pendulum-v1", wrappers=["gymnasium.wrappers:ClipReward"])
     assert "has observations Box(6) float32, but EnvPool's has Box(5) float32" in message("Acrobot-v1")
     assert "is none of EnvPool's environments" in message("tests.rl.fixture_envs:FaultyEnv")
     assert "steps in C++ only" in message("Pong")

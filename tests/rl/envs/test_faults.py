@@ -201,9 +201,7 @@ def test_a_hang_in_another_thread_ends_the_process_with_the_reason_as_its_last_l
         "    for _ in range(2): env.step(np.zeros(2, np.int64))\n"
         "threading.Thread(target=play).start()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "fixture_envs.py" in done.stderr  # the stack of the thread that hangs
     last = done.stderr.splitlines()[-1]

@@ -77,9 +77,7 @@ def test_size_and_grey_are_means() -> None:
         (spaces.Box(-np.inf, np.inf, (40, 60), np.float32), {"range": [0, 9]}, (40, 60, 1), np.float32),
     ],
 )
-def test_what_becomes_of_spaces(
-    space: Any, settings: dict[str, Any], shape: tuple[int, ...], dtype: Any
-) -> None:
+def test_what_becomes_of_spaces(space: Any, settings: dict[str, Any], shape: tuple[int, ...], dtype: Any) -> None:
     env = ImageEnv(film(space), ImageSettings.of(settings))
     low, high = settings.get("range", (space.low.min(), space.high.max()))
     assert env.observation_space == spaces.Box(low, high, shape, dtype)
@@ -162,12 +160,7 @@ def test_minigrids_codes_have_their_own_bounds() -> None:
     keys = {"gymnasium.wrappers:FilterObservation": {"filter_keys": ["image", "direction"]}}
     assert "image: Box(7, 7, 3) uint8 HWC in [0, 10]" in said(keys)
     assert said(f"{wrapper}:ImgObsWrapper") == "Box(7, 7, 3) uint8 HWC in [0, 10]"
-    assert (
-        said(f"{wrapper}:OneHotPartialObsWrapper", f"{wrapper}:ImgObsWrapper")
-        == "Box(7, 7, 20) uint8 HWC in [0, 1]"
-    )
-    assert (
-        said(f"{wrapper}:RGBImgPartialObsWrapper", f"{wrapper}:ImgObsWrapper") == "Box(56, 56, 3) uint8 HWC"
-    )
+    assert said(f"{wrapper}:OneHotPartialObsWrapper", f"{wrapper}:ImgObsWrapper") == "Box(7, 7, 20) uint8 HWC in [0, 1]"
+    assert said(f"{wrapper}:RGBImgPartialObsWrapper", f"{wrapper}:ImgObsWrapper") == "Box(56, 56, 3) uint8 HWC"
     [line] = check_env(env, steps=3).lines
     assert "'mission'" in line and "filter_keys: [direction, image]" in line

@@ -105,9 +105,7 @@ def test_bounds_are_of_all_pixels_or_of_each_channel() -> None:
     high[..., 3] = 10.0  # RGB and a depth
     obs = space_spec(spaces.Box(np.zeros_like(high), high), spaces.Discrete(2)).obs
     assert isinstance(obs, ObsSpec) and (obs.low, obs.high) == ((0.0,) * 4, (1.0, 1.0, 1.0, 10.0))
-    assert spec_of(0, 255, (36, 36, 3), np.uint8).low == () and spec_of(0, 9, (36, 36, 3), np.uint8).high == (
-        9.0,
-    )
+    assert spec_of(0, 255, (36, 36, 3), np.uint8).low == () and spec_of(0, 9, (36, 36, 3), np.uint8).high == (9.0,)
     images = np.random.default_rng(0).random((2, 8, 9, 4), np.float32) * high
     expected = (images / [1.0, 1.0, 1.0, 10.0]).astype(np.float32).reshape(2, -1)
     np.testing.assert_allclose(flat_features(images, obs), expected, rtol=1e-6)
@@ -132,9 +130,7 @@ def test_a_form_changes_nothing_but_the_order(layout: Any, encoder: str) -> None
     plain = ObsSpec("image", (num_channels, 40, 37), "float32", "CHW", low=(0.0,), high=(1.0,))
     network = make_encoder(make_spec(plain, encoder=encoder))
     other = make_encoder(
-        make_spec(
-            ObsSpec("image", shape, "float32", layout, low=tuple(map(float, low)), high=high), encoder=encoder
-        )
+        make_spec(ObsSpec("image", shape, "float32", layout, low=tuple(map(float, low)), high=high), encoder=encoder)
     )
     other.load_state_dict(network.state_dict())
     obs = torch.rand(2, *shape) * 20
@@ -188,9 +184,7 @@ def test_a_stack_may_come_as_its_frames(form: Any) -> None:
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_what_arrives_has_the_shape_and_dtype_of_the_spec(vectorization: Any) -> None:
     """Rank 2, whole numbers of 64 bits, in a Dict beside a vector, through vector environments and a user's loop."""
-    inner = spaces.Dict(
-        {"board": spaces.Box(-1, 1, (9, 9), np.int64), "grey": spaces.Box(0, 255, (40, 40), np.uint8)}
-    )
+    inner = spaces.Dict({"board": spaces.Box(-1, 1, (9, 9), np.int64), "grey": spaces.Box(0, 255, (40, 40), np.uint8)})
     with make_vector_env(lambda: Pixels(inner), 2, vectorization=vectorization, seed=1) as env:
         obs = env.reset()
         assert obs["board"].shape == (2, 9, 9, 1) and obs["board"].dtype == np.float32

@@ -43,9 +43,7 @@ class OldForm(SyncVectorEnv):
         if final := info.pop("final_info", None):
             rows = np.full(self.num_envs, None, object)
             for b in np.flatnonzero(final["_fuel"]):
-                row = {
-                    key: final[key][b] for key in final if key[0] != "_" and key not in ("metrics", "inner")
-                }
+                row = {key: final[key][b] for key in final if key[0] != "_" and key not in ("metrics", "inner")}
                 row = {key: value for key, value in row.items() if final[f"_{key}"][b]}
                 row["metrics"] = {"height": final["metrics"]["height"][b], "deep": {"x": 6}}
                 row["inner"] = {"r": final["inner"]["r"][b]}
@@ -54,9 +52,7 @@ class OldForm(SyncVectorEnv):
         return *others, info
 
 
-@pytest.mark.parametrize(
-    "way", ["sync", "async", "SAME_STEP", "NEXT_STEP", "DISABLED", "OldForm", "AsyncVectorEnv"]
-)
+@pytest.mark.parametrize("way", ["sync", "async", "SAME_STEP", "NEXT_STEP", "DISABLED", "OldForm", "AsyncVectorEnv"])
 def test_every_loop_tells_the_same(way: str) -> None:
     if way in ("sync", "async"):
         env = make_vector_env(TELLING, 2, vectorization=way, env_metrics=ASKED)  # type: ignore[arg-type]
@@ -82,9 +78,7 @@ def test_a_vector_environment_given_as_it_is_tells_its_numbers() -> None:
 
 
 def test_a_number_under_metrics_can_be_summed_by_name() -> None:
-    assert (
-        told(make_vector_env(TELLING, 1, env_metrics=["height:sum"])) == [{"height": 6.0, "deep/x": 6.0}] * 2
-    )
+    assert told(make_vector_env(TELLING, 1, env_metrics=["height:sum"])) == [{"height": 6.0, "deep/x": 6.0}] * 2
 
 
 def test_a_restored_environment_has_what_its_episode_had_told() -> None:

@@ -27,9 +27,7 @@ MODES = ["SAME_STEP", "NEXT_STEP", "DISABLED", "our loop"]
 
 def scripted(mode: str, scripts: list[tuple[Ending, ...]]) -> VectorEnv:
     if mode == "our loop":
-        loop = SyncLoop(
-            [GuardedEnv(ScriptedEnv(s), "Scripted", i, len(scripts)) for i, s in enumerate(scripts)]
-        )
+        loop = SyncLoop([GuardedEnv(ScriptedEnv(s), "Scripted", i, len(scripts)) for i, s in enumerate(scripts)])
         return VectorEnv(loop, "Scripted", limits=NO_LIMITS)
     makers = [lambda script=script: ScriptedEnv(script) for script in scripts]
     raw = SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode])
@@ -54,9 +52,7 @@ def transitions(env: VectorEnv, count: int) -> tuple[list[list[tuple[Any, ...]]]
             if step.valid[b]:
                 successor = step.final_obs[b] if done else step.obs[b]  # type: ignore[index]
                 flags = bool(step.terminated[b]), bool(step.truncated[b])
-                rows[b].append(
-                    (tuple(obs[b]), int(actions[b]), float(step.rewards[b]), *flags, tuple(successor))
-                )
+                rows[b].append((tuple(obs[b]), int(actions[b]), float(step.rewards[b]), *flags, tuple(successor)))
             else:
                 assert not done and step.rewards[b] == 0.0
         assert next(finished, None) is None
@@ -157,9 +153,7 @@ def test_what_a_step_looks_like() -> None:
 @pytest.mark.parametrize("vectorization", ["native", "sync"])
 def test_cartpole_returns_equal_lengths_and_the_limit_truncates(vectorization: Any) -> None:
     """+1 per step: the return says whether reset steps were counted."""
-    with make_vector_env(
-        "CartPole-v1", 4, vectorization=vectorization, env_kwargs={"max_episode_steps": 12}
-    ) as env:
+    with make_vector_env("CartPole-v1", 4, vectorization=vectorization, env_kwargs={"max_episode_steps": 12}) as env:
         env.reset()
         rng = np.random.default_rng(0)
         truncated = 0
@@ -207,16 +201,12 @@ def test_box_actions_are_clipped_and_discrete_ones_start_where_the_space_does() 
 @pytest.mark.process
 def test_seeds() -> None:
     def first(seed: Any, num_envs: int = 3, vectorization: Any = "sync") -> np.ndarray:
-        with make_vector_env(
-            f"{FIXTURES}:SeededEnv", num_envs, seed=seed, vectorization=vectorization
-        ) as env:
+        with make_vector_env(f"{FIXTURES}:SeededEnv", num_envs, seed=seed, vectorization=vectorization) as env:
             return env.reset()
 
     assert np.array_equal(first(1), first(1))
     assert np.array_equal(first(1), first(np.random.SeedSequence(1)))
-    assert np.array_equal(
-        first(1)[:2], first(1, num_envs=2)
-    )  # environment i does not depend on how many there are
+    assert np.array_equal(first(1)[:2], first(1, num_envs=2))  # environment i does not depend on how many there are
     assert np.array_equal(first(1), first(1, vectorization="async"))
     assert len(np.unique(np.concatenate([first(1), first(2)]))) == 6
     children = np.random.SeedSequence(1).spawn(2)

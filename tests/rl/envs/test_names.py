@@ -84,9 +84,7 @@ def test_a_wrong_name_is_answered_with_the_nearest_right_one(wrong: str, meant: 
 
 
 def test_a_name_like_no_other_is_answered_with_the_kinds_of_names() -> None:
-    with pytest.raises(
-        EnvNotFound, match=r"'qqqqqqqq'; a name is .*CartPole-v1.*Pong.*pkg\.mod:MakeEnv.*file\.py"
-    ):
+    with pytest.raises(EnvNotFound, match=r"'qqqqqqqq'; a name is .*CartPole-v1.*Pong.*pkg\.mod:MakeEnv.*file\.py"):
         resolve_env("qqqqqqqq")
 
 
@@ -117,8 +115,7 @@ def test_an_id_that_a_module_registers(tmp_path: Path, monkeypatch: pytest.Monke
     import gymnasium
 
     (tmp_path / "registering_module.py").write_text(
-        "import gymnasium\n"
-        "gymnasium.register('FromModule-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+        "import gymnasium\ngymnasium.register('FromModule-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert resolve_env("registering_module:FromModule-v0").env_id == "FromModule-v0"

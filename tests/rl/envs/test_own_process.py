@@ -47,16 +47,12 @@ def test_what_ends_its_process_is_an_error_in_the_report(deed: str, expected: st
 def test_check_env_exits_with_1_and_training_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env", UNRULY, "--env-kwargs.deed", "exit", "--steps", "20"]) == 1
     assert "exit code 0" in capsys.readouterr().out
-    with pytest.raises(
-        UsageError, match=r"UnrulyEnv cannot be trained on:\n  - its process ended during step"
-    ):
+    with pytest.raises(UsageError, match=r"UnrulyEnv cannot be trained on:\n  - its process ended during step"):
         PPO(PPOConfig(env=UNRULY, env_kwargs={"deed": "exit"}, num_rollout_workers=0))
 
 
 def test_a_breakpoint_is_not_silence() -> None:
-    report = check_env(
-        "tests.rl.fixture_envs:FaultyEnv", {"fault": "breakpoint", "at": 1}, steps=1, step_timeout_s=0.3
-    )
+    report = check_env("tests.rl.fixture_envs:FaultyEnv", {"fault": "breakpoint", "at": 1}, steps=1, step_timeout_s=0.3)
     assert report.is_sound
 
     def look(beat: Beat) -> str:
@@ -125,14 +121,9 @@ def test_other_threads_and_unforkable_frameworks_call_in_place(monkeypatch: pyte
 def test_in_a_run_both_are_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     env = make_vector_env(UNRULY, 2, env_kwargs={"deed": "quit", "at": 1})
     env.reset()
-    with pytest.raises(
-        EnvError, match=r"UnrulyEnv \(environment 0 of 0\.\.1\), step 1 .*raised Quit: enough"
-    ):
+    with pytest.raises(EnvError, match=r"UnrulyEnv \(environment 0 of 0\.\.1\), step 1 .*raised Quit: enough"):
         env.step(np.zeros(2, np.int64))
     env.close()
     make_vector_env(UNRULY, 1, env_kwargs={"deed": "close"}).close()
     said = capsys.readouterr().err
-    assert (
-        "warning: tests.rl.unruly_envs:UnrulyEnv, before its first step: close() raised RuntimeError: the"
-        in said
-    )
+    assert "warning: tests.rl.unruly_envs:UnrulyEnv, before its first step: close() raised RuntimeError: the" in said

@@ -105,9 +105,7 @@ def test_what_is_drawn_from_the_spaces_repeats_with_the_seed() -> None:
         first, again = env.reset(7), other.reset(7)
         assert bits(first) == bits(again) and len({row.tobytes() for row in first["a"]}) == 3
         for _ in range(10):
-            assert [bits(value) for value in env.step(actions)] == [
-                bits(value) for value in other.step(actions)
-            ]
+            assert [bits(value) for value in env.step(actions)] == [bits(value) for value in other.step(actions)]
 
 
 def test_a_state_from_before_spaces_were_kept_is_still_restored() -> None:
@@ -177,10 +175,7 @@ def test_an_environment_that_fails_while_it_is_played_again() -> None:
         for _ in range(3):
             env.step(np.zeros(1, np.int64))
         env.set_state(env.get_state())  # it counts its steps over all episodes
-        assert (
-            "could not be played again (" in env.not_restored[0]
-            and "the pole fell off" in env.not_restored[0]
-        )
+        assert "could not be played again (" in env.not_restored[0] and "the pole fell off" in env.not_restored[0]
 
 
 def test_what_cannot_be_saved_says_why() -> None:

@@ -137,9 +137,7 @@ PARTICULAR = [
 @pytest.mark.process
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(("space", "actions"), PARTICULAR, ids=lambda part: str(part)[:30])
-def test_whole_numbers_arrive_in_the_dtype_of_their_space(
-    space: Any, actions: Any, vectorization: Any
-) -> None:
+def test_whole_numbers_arrive_in_the_dtype_of_their_space(space: Any, actions: Any, vectorization: Any) -> None:
     kwargs = {"space": space}
     with make_vector_env(f"{__name__}:Particular", 2, env_kwargs=kwargs, vectorization=vectorization) as env:
         env.reset()

@@ -109,9 +109,7 @@ def test_an_environment_without_an_end_is_warned_of(caplog: pytest.LogCaptureFix
     assert "warning: no episode ended in 1500 random steps and there is no time limit" in never
     seldom = str(check_env(Endless, {"chance": 0.01}, steps=1500))
     assert "warning: the longest of" in seldom and "there is no time limit" in seldom
-    config = PPOConfig(
-        env=Endless, **SMALL | {"num_envs_per_worker": 1, "rollout_length": 900, "minibatch_size": 900}
-    )
+    config = PPOConfig(env=Endless, **SMALL | {"num_envs_per_worker": 1, "rollout_length": 900, "minibatch_size": 900})
     with caplog.at_level(logging.WARNING, "rlplat.start"), PPO(config) as ppo:
         for _ in range(5):
             ppo.step()
@@ -125,6 +123,4 @@ class OldStep(Endless):
 
 
 def test_a_forgotten_info_is_named() -> None:
-    assert "the info dict is missing; return obs, reward, terminated, truncated, {}" in str(
-        check_env(OldStep, steps=5)
-    )
+    assert "the info dict is missing; return obs, reward, terminated, truncated, {}" in str(check_env(OldStep, steps=5))

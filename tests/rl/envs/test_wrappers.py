@@ -46,9 +46,7 @@ def first_obs(**env_kwargs: Any) -> Any:
 def test_the_first_wrapper_is_the_innermost() -> None:
     plain = first_obs(wrappers=[])
     np.testing.assert_array_equal(first_obs(wrappers=[HERE + "Add", HERE + "Double"]), (plain + 1) * 2)
-    np.testing.assert_array_equal(
-        first_obs(wrappers=[HERE + "Double", {HERE + "Add": {"number": 3}}]), plain * 2 + 3
-    )
+    np.testing.assert_array_equal(first_obs(wrappers=[HERE + "Double", {HERE + "Add": {"number": 3}}]), plain * 2 + 3)
 
 
 def test_frames_are_stacked_beyond_atari() -> None:
@@ -79,16 +77,12 @@ def test_what_is_no_wrapper_is_named(wrappers: Any, said: str) -> None:
 
 
 def test_atari_says_why_it_takes_none() -> None:
-    with pytest.raises(
-        UsageError, match=r"steps in C\+\+, many games at once, where no wrapper of gymnasium's fits"
-    ):
+    with pytest.raises(UsageError, match=r"steps in C\+\+, many games at once, where no wrapper of gymnasium's fits"):
         make_vector_env("Pong", 1, env_kwargs={"wrappers": [HERE + "Add"]})
 
 
 def test_games_of_several_agents_are_wrapped_too() -> None:
-    with pytest.raises(
-        ConfigError, match=r"making tests.rl.envs.test_wrappers:Game .* raised KeyError: 'game'"
-    ):
+    with pytest.raises(ConfigError, match=r"making tests.rl.envs.test_wrappers:Game .* raised KeyError: 'game'"):
         make_game("rlplat.rl.envs.diagnostic_multi_agent:Rendezvous", {"wrappers": [HERE + "Game"]})
 
 

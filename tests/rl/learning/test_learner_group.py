@@ -50,9 +50,7 @@ def make_group(
     server = rlplat.remote(ParameterServer).remote()
     learner = rlplat.remote(learner_class)
     computation = computation_of(PPO)
-    group = LearnerGroup(
-        server, lambda rank: learner.remote(computation, config, spec, server, rank), num_learners
-    )
+    group = LearnerGroup(server, lambda rank: learner.remote(computation, config, spec, server, rank), num_learners)
     group.wait_until_ready()
     return group, server
 
@@ -174,9 +172,7 @@ def test_a_run_with_two_learners_and_a_core_leaves_nothing_behind() -> None:
 def test_one_process_cannot_hold_two_learners() -> None:
     rlplat.init(backend="inproc")
     try:
-        with pytest.raises(
-            ConfigError, match=r"num_learners=2 needs a process for each.*--num-rollout-workers 1"
-        ):
+        with pytest.raises(ConfigError, match=r"num_learners=2 needs a process for each.*--num-rollout-workers 1"):
             LearnerGroup(None, lambda rank: None, 2)
     finally:
         rlplat.shutdown()
@@ -197,12 +193,8 @@ def test_gpus_of_a_learner() -> None:
 
 
 @pytest.mark.parametrize(("num_gpus", "device"), [("auto", "cuda"), (1, "auto"), (1, "cuda")])
-def test_a_machine_without_a_gpu_says_so_at_once(
-    monkeypatch: pytest.MonkeyPatch, num_gpus: Any, device: str
-) -> None:
+def test_a_machine_without_a_gpu_says_so_at_once(monkeypatch: pytest.MonkeyPatch, num_gpus: Any, device: str) -> None:
     monkeypatch.setattr(rlplat, "cluster_resources", lambda: {"CPU": 2.0})
-    with pytest.raises(
-        InfeasibleResources, match=r"^learner\.\S+=\S+, but there is no GPU here: leave learner"
-    ):
+    with pytest.raises(InfeasibleResources, match=r"^learner\.\S+=\S+, but there is no GPU here: leave learner"):
         learner_gpus(num_gpus, device, make_spec())
     assert learner_gpus(0, "auto", make_spec()) == learner_gpus("auto", "auto", make_spec()) == 0

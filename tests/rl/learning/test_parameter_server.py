@@ -44,9 +44,7 @@ def test_gradients_are_applied_under_statistics_that_all_senders_share() -> None
     server = make_server()
     version, _ = server.apply_gradients(weights(2.0), 0, learning_rate=0.1)
     assert version == 1
-    version, got = server.apply_gradients(
-        weights(-4.0), 0, learning_rate=0.1
-    )  # of another worker, one behind
+    version, got = server.apply_gradients(weights(-4.0), 0, learning_rate=0.1)  # of another worker, one behind
     assert version == 2
     g1 = 0.1 * 4.0
     g2 = 0.9 * g1 + 0.1 * 16.0

@@ -47,9 +47,7 @@ class CountingLearner:
         return self.batches
 
 
-def make(
-    num_workers: int, batch_size: int, *, in_rounds: bool = False, **options: Any
-) -> tuple[QueueRing, Any]:
+def make(num_workers: int, batch_size: int, *, in_rounds: bool = False, **options: Any) -> tuple[QueueRing, Any]:
     server = rlplat.remote(ParameterServer).remote()
     learners = LearnerGroup(server, lambda _: rlplat.remote(CountingLearner).remote(server))
     learners.wait_until_ready()

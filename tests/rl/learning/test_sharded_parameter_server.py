@@ -37,9 +37,7 @@ def arrays(seed: int) -> Weights:
 
 def make(num_servers: int, make_optimizer: Any = RMSProp, max_staleness: int = 10) -> ShardedParameterServer:
     server = rlplat.remote(ParameterServer)
-    return ShardedParameterServer(
-        [server.remote(make_optimizer(), max_staleness) for _ in range(num_servers)], SHAPES
-    )
+    return ShardedParameterServer([server.remote(make_optimizer(), max_staleness) for _ in range(num_servers)], SHAPES)
 
 
 def assert_same(one: Weights, other: Weights) -> None:
@@ -172,8 +170,7 @@ def test_state_goes_into_any_number_of_servers(saved: int, resumed: int) -> None
     assert OBS_MEAN in acting
     second.set_state(state)
     after = [
-        each.apply_gradients(arrays(9), each.latest()[0], learning_rate=0.1, report=REPORT)
-        for each in (first, second)
+        each.apply_gradients(arrays(9), each.latest()[0], learning_rate=0.1, report=REPORT) for each in (first, second)
     ]
     assert_same(after[0][1], after[1][1])
     assert after[1][0] == (4,) * resumed

@@ -99,9 +99,7 @@ class Turns(AECEnv):
         self._set_infos()
 
     def _set_infos(self) -> None:
-        self.infos = {
-            agent: {"action_mask": self.mask()} if self.mask_in_info else {} for agent in self.agents
-        }
+        self.infos = {agent: {"action_mask": self.mask()} if self.mask_in_info else {} for agent in self.agents}
 
     def step(self, action: Any) -> None:
         mover = self.agent_selection

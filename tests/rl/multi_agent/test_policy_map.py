@@ -141,9 +141,7 @@ def test_sides_move_on_from_copy_to_copy() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_said(
-    spaces: dict[str, SpaceSpec], config: dict[str, Any], message: str
-) -> None:
+def test_what_does_not_fit_is_said(spaces: dict[str, SpaceSpec], config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_of(spaces, **config)
 
@@ -151,9 +149,7 @@ def test_what_does_not_fit_is_said(
 def test_opponents_have_the_spaces_of_the_learner() -> None:
     from rlplat.errors import UsageError
 
-    with pytest.raises(
-        UsageError, match=r"policy 'm' has observations Box\(5\).*but its opponent 'o' has Box\(3\)"
-    ):
+    with pytest.raises(UsageError, match=r"policy 'm' has observations Box\(5\).*but its opponent 'o' has Box\(3\)"):
         plan_of(
             PREY_AND_HUNTERS,
             policies={"m": {}, "o": {"trained": False}},

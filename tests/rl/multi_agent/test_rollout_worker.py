@@ -22,9 +22,7 @@ from tests.rl.multi_agent.fixture_games import make_table_policy
 HERE = "tests.rl.multi_agent.fixture_games"
 
 
-def settings(
-    env: str, *, length: int = 8, copies: int = 1, core: str = "none", **multi_agent: Any
-) -> dict[str, Any]:
+def settings(env: str, *, length: int = 8, copies: int = 1, core: str = "none", **multi_agent: Any) -> dict[str, Any]:
     kwargs = multi_agent.pop("env_kwargs", {})
     return {
         "env": f"{HERE}:{env}",
@@ -170,9 +168,7 @@ def test_the_last_observation_outlives_a_reset_into_the_same_memory(
         )
     else:  # one array for both sides
         observe = fixture_games.Turns.observe
-        monkeypatch.setattr(
-            fixture_games.Turns, "observe", lambda self, agent: reused("", observe(self, agent))
-        )
+        monkeypatch.setattr(fixture_games.Turns, "observe", lambda self, agent: reused("", observe(self, agent)))
     kwargs = {} if env == "Dying" else {"is_cut": True, "mask_in_info": True}
     batches = rolled(settings(env, length=4, env_kwargs=kwargs)).roll_out()
     assert sum(batch.next_values[batch.truncated].sum() for batch in batches) == last_values
@@ -222,15 +218,11 @@ def test_a_mask_that_comes_only_later_ends_the_run(rolled: Any, monkeypatch: pyt
 
     monkeypatch.setattr(fixture_games.Turns, "_set_infos", only_who_moves)
     worker = rolled(settings("Different", length=3, env_kwargs={"mask_in_info": True}))
-    with pytest.raises(
-        EnvError, match=r"step 1 .*'y' has an action mask in its info.*infos\['y'\]\['action_mask'\]"
-    ):
+    with pytest.raises(EnvError, match=r"step 1 .*'y' has an action mask in its info.*infos\['y'\]\['action_mask'\]"):
         worker.roll_out()
 
 
-def test_a_mask_may_be_missing_where_an_agent_is_cut_off(
-    rolled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mask_may_be_missing_where_an_agent_is_cut_off(rolled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.rl.multi_agent import fixture_games
 
     right = fixture_games.Turns._set_infos
@@ -252,9 +244,7 @@ def test_a_mask_without_a_legal_action_is_named(rolled: Any, monkeypatch: pytest
     worker = rolled(settings("Turns", length=3))
     monkeypatch.setattr(fixture_games.Turns, "mask", lambda self: np.zeros(3, np.int8))
     monkeypatch.setattr(fixture_games.Turns, "step", _step_without_assertion)
-    with pytest.raises(
-        EnvError, match=r"Turns, step 1 .*agent 'y' is to act, but its action mask .* legal action"
-    ):
+    with pytest.raises(EnvError, match=r"Turns, step 1 .*agent 'y' is to act, but its action mask .* legal action"):
         worker.roll_out()
 
 
@@ -318,9 +308,7 @@ def test_swapped_sides(rolled: Any) -> None:
 
 
 def test_transitions_for_replay(rolled: Any) -> None:
-    worker = rolled(
-        settings("Turns", length=2, env_kwargs={"num_turns": 3, "is_cut": True}), record="transitions"
-    )
+    worker = rolled(settings("Turns", length=2, env_kwargs={"num_turns": 3, "is_cut": True}), record="transitions")
     [first], [second] = worker.roll_out(), worker.roll_out()
     assert not first.continues and second.continues
     # x: turns 0, 2 (cut off with reward 11), y: turn 1 (cut off).
@@ -335,9 +323,7 @@ def test_transitions_for_replay(rolled: Any) -> None:
     assert not third.continues and third.obs["observation"][0, 0].tolist() == [1, 0], "new games"
 
 
-def test_a_fragment_that_was_broken_off_leaves_nothing_behind(
-    rolled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fragment_that_was_broken_off_leaves_nothing_behind(rolled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings("Turns", length=3, env_kwargs={"num_turns": 3, "is_cut": True})
     worker, fresh = rolled(config, record="transitions"), rolled(config, record="transitions")
     step, steps = worker._env.step, iter(range(100))
@@ -413,9 +399,7 @@ def test_an_error_names_copy_step_and_actions(rolled: Any, monkeypatch: pytest.M
         ("kept", r"step 3 .*'c' has ended, but is still in `agents`; remove"),
     ],
 )
-def test_what_is_wrong_is_said(
-    rolled: Any, monkeypatch: pytest.MonkeyPatch, broken: str, message: str
-) -> None:
+def test_what_is_wrong_is_said(rolled: Any, monkeypatch: pytest.MonkeyPatch, broken: str, message: str) -> None:
     from tests.rl.multi_agent import fixture_games
 
     worker = rolled(settings("Dying"))

@@ -54,9 +54,7 @@ def tree(lengths: Sequence[int], seed: int = 0) -> Episodes:
             "camera": rng.integers(256, size=(rows, 4, 4, 1)).astype(np.uint8),
             "action_mask": rng.random((rows, 2)) < 0.5,
         },
-        actions=np.stack([rng.integers(2, size=steps), *rng.uniform(-1, 1, (2, steps))], 1).astype(
-            np.float32
-        ),
+        actions=np.stack([rng.integers(2, size=steps), *rng.uniform(-1, 1, (2, steps))], 1).astype(np.float32),
         rewards=rng.normal(size=steps).astype(np.float32),
         lengths=np.array(lengths, np.int64),
         terminated=rng.random(len(lengths)) < 0.5,
@@ -76,9 +74,7 @@ def arrays(episodes: Episodes) -> list[np.ndarray]:
     return [*(obs[path] for path in sorted(obs)), *rest]
 
 
-def write(
-    path: Path, parts: Sequence[Episodes], spaces: SpaceSpec = PLAIN, file_bytes: int = 1 << 20
-) -> None:
+def write(path: Path, parts: Sequence[Episodes], spaces: SpaceSpec = PLAIN, file_bytes: int = 1 << 20) -> None:
     with DataWriter(path, env="Toy", spaces=spaces, file_bytes=file_bytes) as writer:
         for part in parts:
             writer.add(part)
@@ -168,9 +164,7 @@ def pickled(path: Path) -> None:
         (pickled, "does not hold the columns of episodes: Object arrays cannot be loaded"),
     ],
 )
-def test_damage_is_named_with_the_way_out(
-    tmp_path: Path, damage: Callable[[Path], object], says: str
-) -> None:
+def test_damage_is_named_with_the_way_out(tmp_path: Path, damage: Callable[[Path], object], says: str) -> None:
     path = tmp_path / "data"
     write(path, [plain([2]), plain([3], 1)], file_bytes=1)
     damage(path)
@@ -215,9 +209,7 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is_recorded(tmp
             pytest.fail("the episodes would be played for nothing")
 
 
-def test_a_full_disk_is_one_message_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_file(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

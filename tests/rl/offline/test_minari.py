@@ -235,9 +235,7 @@ def edit(file: Path, **changes: Any) -> None:
         (lambda data: edit(data / "metadata.json", total_steps=7), "counts 7 steps, its episodes have 6"),
     ],
 )
-def test_damage_is_answered_with_the_command(
-    damage: Callable[[Path], object], says: str, store: Path
-) -> None:
+def test_damage_is_answered_with_the_command(damage: Callable[[Path], object], says: str, store: Path) -> None:
     write("damaged-v0", [buffer(1), buffer(2), buffer(3)])
     damage(store / "damaged-v0" / "data")
     with pytest.raises(UsageError, match=says) as caught:

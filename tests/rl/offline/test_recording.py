@@ -33,11 +33,7 @@ def test_rows_are_what_the_environment_saw(kind: str, tmp_path: Path) -> None:
     for i, (obs, mask, action, _) in enumerate(steps):
         seen, _ = agent.spaces.read(obs, mask)
         own = episodes.obs
-        recorded = (
-            {k: leaf[rows[i]][None] for k, leaf in own.items()}
-            if isinstance(own, dict)
-            else own[rows[i]][None]
-        )
+        recorded = {k: leaf[rows[i]][None] for k, leaf in own.items()} if isinstance(own, dict) else own[rows[i]][None]
         assert same(recorded, seen)
         assert same(agent.spaces.actions(episodes.actions[i : i + 1], False), action)
 
@@ -46,9 +42,7 @@ def test_several_environments_play_whole_episodes(tmp_path: Path) -> None:
     """The agent of skill 5/64 takes that as its action, which is the reward of each of five steps."""
     settings: dict[str, Any] = {"evaluation": {"num_envs": 3}, "stop": {"env_steps": 50}, "best_at": 0}
     acting = "tests.cli.acting_algorithm:ActingAlgorithm"
-    run = rlplat.train(
-        acting, env="tests.rl.skilled_env:SkilledEnv", out=tmp_path / "run", **settings
-    ).directory
+    run = rlplat.train(acting, env="tests.rl.skilled_env:SkilledEnv", out=tmp_path / "run", **settings).directory
     record(rlplat.load(run), 5, tmp_path / "all")
     episodes = read_episodes(tmp_path / "all")
     assert set(episodes.actions[:, 0].tolist()) == {5 / 64}
@@ -75,18 +69,14 @@ def test_random_actions_are_legal_and_all_of_them_come() -> None:
     half = random.instead_of(np.full((500, 6), 9.0, np.float32), {}, 0.5)
     assert 200 < (half[:, 0] == 9).sum() < 300 and ((half == 9).all(1) == (half[:, 0] == 9)).all()
     with pytest.raises(ConfigError, match=r"between their bounds, but Toy has actions .*: use --sampled"):
-        RandomActions(
-            ActionSpec("box", shape=(1,), low=(-np.inf,), high=(1.0,)), np.random.SeedSequence(1), "Toy"
-        )
+        RandomActions(ActionSpec("box", shape=(1,), low=(-np.inf,), high=(1.0,)), np.random.SeedSequence(1), "Toy")
 
 
 def test_the_command_says_what_it_wrote_and_refuses_to_overwrite(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    trained(
-        "ppo", "discrete", tmp_path / "run", evaluation={"episodes": 0, "max_episode_steps": 4, "num_envs": 2}
-    )
+    trained("ppo", "discrete", tmp_path / "run", evaluation={"episodes": 0, "max_episode_steps": 4, "num_envs": 2})
     capsys.readouterr()
     assert main(["record", "run", "--episodes", "5", "--out", "data", "--sampled", "--seed", "5"]) == 0
     said = capsys.readouterr()

@@ -20,9 +20,7 @@ def uniform(game: LineGame, calls: list[int] | None = None) -> Evaluate:
         if calls is not None:
             calls.append(len(boards))
         legal = game.legal(boards)
-        return (legal / legal.sum(axis=1, keepdims=True)).astype(np.float32), np.zeros(
-            len(boards), np.float32
-        )
+        return (legal / legal.sum(axis=1, keepdims=True)).astype(np.float32), np.zeros(len(boards), np.float32)
 
     return evaluate
 

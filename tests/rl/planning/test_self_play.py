@@ -56,9 +56,7 @@ def test_another_number_of_games_takes_over_those_that_it_has_room_for(num_games
     kept = min(3, num_games)
     assert resumed.lengths.tolist() == [4] * kept + [0] * (num_games - kept)
     assert (resumed.boards[kept:] == 0).all()
-    won = [
-        each.play(np.full(len(each.lengths), 2), policies[: len(each.lengths)]) for each in (games, resumed)
-    ]
+    won = [each.play(np.full(len(each.lengths), 2), policies[: len(each.lengths)]) for each in (games, resumed)]
     assert resumed.lengths.tolist() == [0] * kept + [1] * (num_games - kept)
     assert len(won[1]) == kept
     for expected, one in zip(won[0], won[1], strict=False):

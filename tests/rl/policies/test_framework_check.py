@@ -11,9 +11,7 @@ from rlplat.errors import ConfigError, MissingExtra
 from rlplat.rl.policies.framework_check import require_framework
 
 
-@pytest.mark.parametrize(
-    "framework, package, extra", [("tf", "tensorflow", "tf"), ("torch", "torch", "torch")]
-)
+@pytest.mark.parametrize("framework, package, extra", [("tf", "tensorflow", "tf"), ("torch", "torch", "torch")])
 def test_a_missing_package_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, framework: str, package: str, extra: str
 ) -> None:

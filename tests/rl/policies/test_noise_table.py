@@ -31,9 +31,7 @@ def test_indices_reach_both_ends_and_no_further() -> None:
 
 
 def test_a_table_that_is_too_small_says_so() -> None:
-    with pytest.raises(
-        ConfigError, match=r"10 floats is too small for 11 parameters; raise noise_table_size"
-    ):
+    with pytest.raises(ConfigError, match=r"10 floats is too small for 11 parameters; raise noise_table_size"):
         NoiseTable(np.zeros(10, np.float32)).draw(np.random.default_rng(0), num_params=11, count=1)
 
 

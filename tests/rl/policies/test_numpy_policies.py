@@ -15,9 +15,7 @@ from rlplat.rl.spaces import ObsSpec
 from tests.rl.specimens import BOX, make_spec
 
 DISCRETE = make_spec(ObsSpec("vector", (3,), "float32"), hidden_sizes=[8])
-GAUSSIAN = make_spec(
-    ObsSpec("vector", (3,), "float32"), BOX, hidden_sizes=[8], activation="relu", share_encoder=True
-)
+GAUSSIAN = make_spec(ObsSpec("vector", (3,), "float32"), BOX, hidden_sizes=[8], activation="relu", share_encoder=True)
 
 
 def constant_weights(spec: PolicySpec, params: list[float], value: float) -> Weights:
@@ -31,9 +29,7 @@ def constant_weights(spec: PolicySpec, params: list[float], value: float) -> Wei
         "critic_head.weight": np.zeros((1, hidden), np.float32),
         "critic_head.bias": np.array([value], np.float32),
     }
-    weights |= {
-        name.replace("actor_enc", "critic_enc"): w for name, w in weights.items() if "actor_enc" in name
-    }
+    weights |= {name.replace("actor_enc", "critic_enc"): w for name, w in weights.items() if "actor_enc" in name}
     if spec.num_gaussian:
         weights["log_std"] = np.log(np.array([0.5, 2.0], np.float32))
     return weights
@@ -47,9 +43,7 @@ def make_policy(spec: PolicySpec, params: list[float], seed: int = 0) -> NumpyAc
 
 def test_actions_are_drawn_with_their_probabilities() -> None:
     probabilities = np.array([0.7, 0.25, 0.05])
-    actions, log_probs, values, _ = make_policy(DISCRETE, np.log(probabilities).tolist()).act(
-        np.zeros((20_000, 3))
-    )
+    actions, log_probs, values, _ = make_policy(DISCRETE, np.log(probabilities).tolist()).act(np.zeros((20_000, 3)))
     frequencies = np.bincount(actions, minlength=3) / len(actions)
     np.testing.assert_allclose(frequencies, probabilities, atol=0.015)  # more than 4 standard errors
     np.testing.assert_allclose(log_probs, np.log(probabilities)[actions], rtol=1e-5)

@@ -39,9 +39,7 @@ def reference(weights: dict[str, np.ndarray], obs: np.ndarray, activation: str) 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("hidden_sizes", [(), (8,), (8, 5)])
 @pytest.mark.parametrize("kind", ["discrete", "box"])
-def test_every_slot_acts_with_its_own_perturbation(
-    kind: str, hidden_sizes: tuple[int, ...], activation: str
-) -> None:
+def test_every_slot_acts_with_its_own_perturbation(kind: str, hidden_sizes: tuple[int, ...], activation: str) -> None:
     spaces = SPACES[kind]
     shape = MLPShape(spaces, hidden_sizes=hidden_sizes, activation=activation)
     noise = make_noise(1000, SEED)

@@ -62,17 +62,13 @@ def test_sizes_of_a_critic_need_a_network_of_its_own() -> None:
 
 def test_state_dependent_exploration_is_of_box_actions() -> None:
     assert not make_spec(action=BOX, use_sde=True).is_plain_mlp
-    with pytest.raises(
-        ConfigError, match=r"policy.use_sde is for Box actions and .*, but actions are .*: omit it"
-    ):
+    with pytest.raises(ConfigError, match=r"policy.use_sde is for Box actions and .*, but actions are .*: omit it"):
         make_spec(use_sde=True)
 
 
 def test_groups_of_observations() -> None:
     spec = make_spec(TREE, obs_groups={"actor": ["gear", "arm"], "critic": ["camera", "gear"]})
-    assert (
-        spec.actor.obs.keys() == {"gear", "arm/joints", "arm/lamps", "arm/dials"} and not spec.actor.encoders
-    )
+    assert spec.actor.obs.keys() == {"gear", "arm/joints", "arm/lamps", "arm/dials"} and not spec.actor.encoders
     assert list(spec.critic.obs) == ["camera", "gear"] and spec.critic.encoders == spec.encoders
     assert spec.is_privileged and not spec.share_encoder
     assert not make_spec(TREE, obs_groups={"critic": ["gear"]}).is_privileged  # the actor sees all
@@ -160,9 +156,7 @@ def test_it_is_said_what_observations_are_taken_for(leaf: Any, policy: dict[str,
 
 def test_what_an_mlp_should_not_be_given_is_warned_of() -> None:
     wide = said_of_observations(ObsSpec("vector", (84, 84), "float32"))[1]
-    assert len(wide) == 1 and wide[0].startswith(
-        "obs: 7,056 numbers go into an MLP; if it is an image, give its space"
-    )
+    assert len(wide) == 1 and wide[0].startswith("obs: 7,056 numbers go into an MLP; if it is an image, give its space")
     assert "policy.encoder auto" in said_of_observations(PONG, "mlp")[1][0]
     assert said_of_observations(ObsSpec("vector", (2000,), "float32"))[1] == []
     assert "no finite bounds" in said_of_observations(ObsSpec("image", (64, 64, 3), "float32", "HWC"))[1][0]
@@ -191,9 +185,7 @@ def test_a_core_shares_the_encoder() -> None:
 
 def test_attention_heads_divide_the_core() -> None:
     assert make_spec(core="attention", core_size=12, attention_heads=3).core_size == 12
-    with pytest.raises(
-        ConfigError, match=r"core_size=12 does not divide into policy\.attention_heads=5 equal"
-    ):
+    with pytest.raises(ConfigError, match=r"core_size=12 does not divide into policy\.attention_heads=5 equal"):
         make_spec(core="attention", core_size=12, attention_heads=5)
     assert make_spec(core="lstm", core_size=12, attention_heads=5).core == "lstm"  # not its business
 
@@ -261,9 +253,7 @@ def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
 
 @pytest.mark.process
 def test_it_needs_no_framework() -> None:
-    code = (
-        "import sys, rlplat.rl.policies.spec; sys.exit('torch' in sys.modules or 'tensorflow' in sys.modules)"
-    )
+    code = "import sys, rlplat.rl.policies.spec; sys.exit('torch' in sys.modules or 'tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

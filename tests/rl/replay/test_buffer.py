@@ -116,9 +116,7 @@ def number_of(row: dict[str, Any]) -> float:
     return float(as_number(row["obs"])[0])
 
 
-def expected_transition(
-    history: list[dict[str, Any]], start: int, n: int
-) -> tuple[float, float, Array] | None:
+def expected_transition(history: list[dict[str, Any]], start: int, n: int) -> tuple[float, float, Array] | None:
     """(return, discount, next obs) by walking; None where the future has not come yet."""
     total = 0.0
     for k in range(n):
@@ -180,9 +178,7 @@ def test_holds_the_newest_transitions_and_nothing_else(autoreset: str, n: int, m
     # 30 rows a lane, of which final observations take some, and short episodes many frames.
     assert num_rows >= (20 if mean_length == 2.0 else 65), num_rows
     for game in games:  # the newest are there
-        complete = [
-            t for t in range(len(game.history)) if expected_transition(game.history, t, n) is not None
-        ]
+        complete = [t for t in range(len(game.history)) if expected_transition(game.history, t, n) is not None]
         newest = number_of(game.history[complete[-1]])
         obs = replay.store.get_obs(np.flatnonzero(replay.store.is_complete))
         assert isinstance(obs, dict) and newest in obs["number"]
@@ -190,23 +186,15 @@ def test_holds_the_newest_transitions_and_nothing_else(autoreset: str, n: int, m
 
 def num_rows_of(batch: TransitionBatch) -> int:
     """The most rows that a lane gets."""
-    return int(
-        (
-            batch.valid.sum(axis=0) + np.bincount(batch.cut_rows % batch.shape[1], minlength=batch.shape[1])
-        ).max()
-    )
+    return int((batch.valid.sum(axis=0) + np.bincount(batch.cut_rows % batch.shape[1], minlength=batch.shape[1])).max())
 
 
-def played_at_the_edges(
-    rng: np.random.Generator, games: list[Game], lane_capacity: int
-) -> Iterator[TransitionBatch]:
+def played_at_the_edges(rng: np.random.Generator, games: list[Game], lane_capacity: int) -> Iterator[TransitionBatch]:
     """Batches of 1, about half and all of what a lane holds, some after a gap; ends with one that would not fit."""
     autoreset = str(rng.choice(["SAME_STEP", "NEXT_STEP"]))
     for k in range(15):
         half = lane_capacity // 2
-        num_steps = max(
-            1, int(rng.choice([1, half - 1, half, lane_capacity - 1, lane_capacity, rng.integers(1, 9)]))
-        )
+        num_steps = max(1, int(rng.choice([1, half - 1, half, lane_capacity - 1, lane_capacity, rng.integers(1, 9)])))
         is_after_gap = k > 0 and rng.random() < 0.2
         begins_at = [len(game.history) for game in games]
         if is_after_gap:
@@ -318,9 +306,7 @@ def test_actors_priorities_are_their_errors() -> None:
     """|R + discount^m max Q(s', .) - Q(s, a)|; where nobody acted at the end of the window, the largest so far."""
     rng = np.random.default_rng(2)
     games = [Game(lane, rng, 4.0) for lane in range(3)]
-    replay = make_replay(
-        replace(SHAPE, alpha=1.0, n_step=2), {"stack": STACK, "number": NUMBER}, ACTION, SEED
-    )
+    replay = make_replay(replace(SHAPE, alpha=1.0, n_step=2), {"stack": STACK, "number": NUMBER}, ACTION, SEED)
     assert isinstance(replay, ReplayBuffer) and replay._priorities is not None
     batch = play(games, 11)
     replay.add(batch, 0, priorities_by_actor=True)
@@ -344,9 +330,7 @@ def test_actors_priorities_are_their_errors() -> None:
         following = store.get_obs(next_obs)
         assert isinstance(following, dict)
         error = abs(total + (discount * q(following["stack"][0]) if discount else 0.0) - q(obs["stack"][0]))
-        assert replay._priorities.tree.get(np.array([row]))[0] == pytest.approx(
-            error + MIN_PRIORITY, rel=1e-4
-        )
+        assert replay._priorities.tree.get(np.array([row]))[0] == pytest.approx(error + MIN_PRIORITY, rel=1e-4)
         checked += 1
     assert checked > 5
 
@@ -557,9 +541,7 @@ def test_a_sequence_forgets_where_the_acting_core_did(fragment: int) -> None:
 
 def test_sequence_parts_are_columns() -> None:
     games = [Game(lane, np.random.default_rng(0), 9.0) for lane in range(3)]
-    replay = make_replay(
-        replace(SHAPE, unroll=4, burn_in=2), {"stack": STACK, "number": NUMBER}, ACTION, SEED
-    )
+    replay = make_replay(replace(SHAPE, unroll=4, burn_in=2), {"stack": STACK, "number": NUMBER}, ACTION, SEED)
     replay.add(play(games, 18), 0)
     drawn = replay.sample(6, 0.0)
     part = drawn.part(2, 4)

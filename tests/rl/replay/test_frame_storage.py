@@ -34,11 +34,7 @@ class Stacks:
         if self.t >= self.length:
             how = self.rng.integers(3)
             self.obs = (
-                self._frames(C)
-                if how
-                else self.obs[:1].repeat(C, 0)
-                if self.t < 0
-                else np.zeros_like(self._frames(C))
+                self._frames(C) if how else self.obs[:1].repeat(C, 0) if self.t < 0 else np.zeros_like(self._frames(C))
             )
             self.t = 0
         else:
@@ -102,10 +98,7 @@ def test_what_comes_out_was_put_in(kind: str, seed: int) -> None:
             is_gap[row] = True
             written[lane] += 1
         in_use = np.concatenate(
-            [
-                lane * capacity + np.arange(max(0, end - capacity), end) % capacity
-                for lane, end in enumerate(written)
-            ]
+            [lane * capacity + np.arange(max(0, end - capacity), end) % capacity for lane, end in enumerate(written)]
         )
         if rng.random() < 0.2:
             state = frames.get_state(in_use)

@@ -98,9 +98,7 @@ def ends_of(achieved: Any, desired: Any) -> Any:
 class Played:
     """Environments in the lanes of a replay."""
 
-    def __init__(
-        self, env: type, strategy: str, *, n: int = 1, lane: int = 40, lanes: int = 2, **settings: Any
-    ):
+    def __init__(self, env: type, strategy: str, *, n: int = 1, lane: int = 40, lanes: int = 2, **settings: Any):
         self.env: Any = None
         self.num_lanes, self.name, self.settings = lanes, f"{__name__}:{env.__name__}", settings
         self.begin()
@@ -119,9 +117,7 @@ class Played:
     def begin(self) -> None:
         """A worker with new environments: what the old ones were at breaks off."""
         self.close()
-        self.env = make_vector_env(
-            self.name, self.num_lanes, seed=1 + len(EPISODES), env_kwargs=self.settings
-        )
+        self.env = make_vector_env(self.name, self.num_lanes, seed=1 + len(EPISODES), env_kwargs=self.settings)
         self.obs, self.recorder = self.env.reset(), None
 
     def close(self) -> None:
@@ -142,9 +138,7 @@ class Played:
             output = PolicyOutput(np.zeros(self.num_lanes, np.int64), nothing, nothing)
             self.recorder.decided(t, self.obs, output, None)
             step = self.env.step(output.actions)
-            self.recorder.answered(
-                t, step.rewards, step.terminated, step.truncated, step.valid, step.final_obs
-            )
+            self.recorder.answered(t, step.rewards, step.terminated, step.truncated, step.valid, step.final_obs)
             self.obs = step.obs
         batch: TransitionBatch = self.recorder.finish(lambda batch: (0, nothing))
         self.replay.add(batch, 0)

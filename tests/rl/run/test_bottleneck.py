@@ -41,19 +41,13 @@ def test_shares_are_of_the_whole_time() -> None:
         (1, 1, "on all 1 CPUs: only a faster environment or more CPUs would help"),
     ],
 )
-def test_env_stepping_asks_for_workers_but_never_for_more_than_cpus(
-    num_workers: int, num_cpus: int, said: str
-) -> None:
-    hint = bottleneck(
-        clocks(91.25, 8.75, env=0.8, act=0.1), config(num_rollout_workers=num_workers), num_cpus
-    )
+def test_env_stepping_asks_for_workers_but_never_for_more_than_cpus(num_workers: int, num_cpus: int, said: str) -> None:
+    hint = bottleneck(clocks(91.25, 8.75, env=0.8, act=0.1), config(num_rollout_workers=num_workers), num_cpus)
     assert hint.startswith("73 % of the time is env stepping") and hint.endswith(said)
 
 
 def test_simulators_that_listen_to_one_process_are_not_asked_for_workers() -> None:
-    hint = bottleneck(
-        clocks(91.25, 8.75, env=0.8, act=0.1), AlgorithmConfig(env="external", num_rollout_workers=0), 4
-    )
+    hint = bottleneck(clocks(91.25, 8.75, env=0.8, act=0.1), AlgorithmConfig(env="external", num_rollout_workers=0), 4)
     assert hint == "73 % of the time is env stepping: simulators that step faster would help"
 
 
@@ -83,15 +77,11 @@ def test_where_nothing_stands_out_or_was_measured_it_is_silent() -> None:
 def test_only_seconds_are_added_up() -> None:
     seconds: dict[str, float] = {}
     for _ in range(2):
-        add_seconds(
-            seconds, {"time/update_s": 1.5, "rollout/env_s": 2.0, "rollout/worker_restarts": 1, "eval/x_s": 1}
-        )
+        add_seconds(seconds, {"time/update_s": 1.5, "rollout/env_s": 2.0, "rollout/worker_restarts": 1, "eval/x_s": 1})
     assert seconds == {"time/update_s": 3.0, "rollout/env_s": 4.0}
 
 
-def turns(
-    env: float, act: float, gradient: float, exchange: float, steps_s: float = 60.0
-) -> dict[str, float]:
+def turns(env: float, act: float, gradient: float, exchange: float, steps_s: float = 60.0) -> dict[str, float]:
     """A3C: means per update, summed over iterations."""
     return {
         "rollout/env_s": env,
@@ -130,9 +120,7 @@ def test_in_the_asynchronous_ring_the_busiest_is_named() -> None:
         "rollout/env_s": 8.0,
         "rollout/act_s": 2.0,
     }
-    assert shares(seconds) == pytest.approx(
-        {"env stepping": 0.4, "acting": 0.1, "the learner's update": 0.95}
-    )
+    assert shares(seconds) == pytest.approx({"env stepping": 0.4, "acting": 0.1, "the learner's update": 0.95})
     assert bottleneck(seconds, config(), 4).startswith("95 % of the time is the learner's update")
     busy = seconds | {"time/worker_busy_s": 98.0, "time/learner_busy_s": 20.0}
     assert bottleneck(busy, config(), 4).startswith("78 % of the time is env stepping: try")

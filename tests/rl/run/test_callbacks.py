@@ -166,24 +166,16 @@ def test_what_is_no_callback_is_named(callbacks: list[Any], said: str, tmp_path:
         train(ALGO, env="X", out=tmp_path / "run", callbacks=callbacks)
 
 
-def test_the_one_of_the_page_ends_a_run_that_gets_no_better(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_one_of_the_page_ends_a_run_that_gets_no_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "callbacks.md").read_text()
-    program = next(
-        block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "patience.py" in block
-    )
+    program = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "patience.py" in block)
     (tmp_path / "patience.py").write_text(program)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "tests.cli.counting_algorithm.CountingAlgorithm.evaluate", lambda self, n: [Episode(5.0, 5)]
-    )
+    monkeypatch.setattr("tests.cli.counting_algorithm.CountingAlgorithm.evaluate", lambda self, n: [Episode(5.0, 5)])
     patient = {"./patience.py:Patience": {"evaluations": 2}}
     run = train(ALGO, env="X", out="run", evaluation={"period": 10, "episodes": 1}, callbacks=[patient])
     assert run.num_iterations == 3
-    assert (
-        "ended by Patience: no better than 5 in 2 evaluations" in (tmp_path / "run" / "log.txt").read_text()
-    )
+    assert "ended by Patience: no better than 5 in 2 evaluations" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_metrics_are_plain_numbers_in_files_and_checkpoints(tmp_path: Path) -> None:

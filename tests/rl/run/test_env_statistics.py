@@ -77,15 +77,12 @@ def test_they_are_found_wherever_they_are_and_named_with_the_setting(
     assert "normalize_rewards=true" in str(in_kwargs) and "scaled rewards" in str(in_kwargs)
     of_own = check_env(lambda: Own(Far()), steps=5)
     assert "(Own.running[obs])" in str(of_own)
-    vector = check_env(
-        lambda: gym.wrappers.vector.NormalizeObservation(gym.make_vec("CartPole-v1", 2)), steps=5
-    )
+    vector = check_env(lambda: gym.wrappers.vector.NormalizeObservation(gym.make_vec("CartPole-v1", 2)), steps=5)
     assert "NormalizeObservation.obs_rms" in str(vector)
     with caplog.at_level(logging.WARNING, "rlplat.start"):
         PPO(PPOConfig(env=normalized, **SMALL)).close()
     assert any(
-        "NormalizeObservation.obs_rms" in each and "normalize_observations=true" in each
-        for each in caplog.messages
+        "NormalizeObservation.obs_rms" in each and "normalize_observations=true" in each for each in caplog.messages
     )
 
 
@@ -116,16 +113,12 @@ def test_evaluation_load_and_resume_are_given_them(env: Any, tmp_path: Path) -> 
     assert 990 < float(values["mean"][0]) < 1010
     assert agent.evaluate(2)[0].length == 4
     resumed = rlplat.train(resume=run, env=env, stop={"env_steps": 384})
-    after = rlplat.load(resumed.directory, env=env).checkpoint.state["algorithm"]["rollout_workers"][
-        "env_statistics"
-    ]
+    after = rlplat.load(resumed.directory, env=env).checkpoint.state["algorithm"]["rollout_workers"]["env_statistics"]
     assert after[place]["count"] > 300, "it went on from the 256 steps before"
 
 
 def test_statistics_that_are_frozen_stay_as_they_are() -> None:
-    statistics = {
-        "NormalizeObservation.obs_rms": {"mean": np.array([10.0]), "var": np.array([4.0]), "count": 50.0}
-    }
+    statistics = {"NormalizeObservation.obs_rms": {"mean": np.array([10.0]), "var": np.array([4.0]), "count": 50.0}}
     with make_vector_env(normalized, 2) as env:
         env.take_statistics(statistics, is_frozen=True)
         first = env.reset()

@@ -46,9 +46,7 @@ class CyclingEnv:
         valid = self.age < self.lengths
         self.age = np.where(valid, self.age + 1, 0)
         ended = valid & (self.age == self.lengths)
-        rewards = np.where(valid, self.lengths, 0.0).astype(
-            np.float32
-        )  # a row that only resets earns nothing
+        rewards = np.where(valid, self.lengths, 0.0).astype(np.float32)  # a row that only resets earns nothing
         obs = np.zeros((self.num_envs, 1), np.float32)
         return Step(obs, rewards, ended, np.zeros_like(ended), valid, obs if ended.any() else None)
 

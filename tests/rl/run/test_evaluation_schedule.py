@@ -238,9 +238,7 @@ def test_what_a_checkpoint_cut_off_begins_again(runtime: Runtime) -> None:
     assert runtime.started[1:] == [("outcome 1", "weights 150", False)]
 
 
-def test_the_final_one_is_not_played_twice_and_an_older_one_is_given_up(
-    runtime: Runtime, run: RunDirectory
-) -> None:
+def test_the_final_one_is_not_played_twice_and_an_older_one_is_given_up(runtime: Runtime, run: RunDirectory) -> None:
     """It plays episodes of its own; before, the newest weights play those by which the best are chosen."""
     algorithm = Fake(runtime)
     evaluations = Evaluations(algorithm, run=run)
@@ -277,9 +275,7 @@ def test_without_evaluations_during_the_training_the_final_weights_are_the_best(
     assert best is not None and best.info.evaluation["eval/return_mean"] == 4.0
 
 
-def test_a_failed_one_begins_again_with_its_weights_then_is_given_up(
-    runtime: Runtime, run: RunDirectory
-) -> None:
+def test_a_failed_one_begins_again_with_its_weights_then_is_given_up(runtime: Runtime, run: RunDirectory) -> None:
     algorithm = Fake(runtime, evaluation={"video_period": 1})
     evaluations = Evaluations(algorithm, run=run)
     turn(algorithm, evaluations, 2)

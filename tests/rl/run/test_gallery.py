@@ -29,9 +29,7 @@ def test_an_agent_acts_and_has_a_card_and_a_row_on_the_page(name: str) -> None:
 
 
 def test_the_card_of_cartpole_is_true() -> None:
-    assert [episode.episode_return for episode in rlplat.load("gallery/cartpole", seed=9).evaluate(3)] == [
-        500.0
-    ] * 3
+    assert [episode.episode_return for episode in rlplat.load("gallery/cartpole", seed=9).evaluate(3)] == [500.0] * 3
 
 
 def test_a_folder_of_the_users_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,17 +39,13 @@ def test_a_folder_of_the_users_comes_first(tmp_path: Path, monkeypatch: pytest.M
     assert rlplat.load("gallery/acrobot").directory == GALLERY / "acrobot"
 
 
-@pytest.mark.parametrize(
-    "name", ["gallery/cartpol", "gallery/../cartpole", "gallery/", "gallery/cartpole/none"]
-)
+@pytest.mark.parametrize("name", ["gallery/cartpol", "gallery/../cartpole", "gallery/", "gallery/cartpole/none"])
 def test_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises((ConfigError, CheckpointError)):
         rlplat.load(name)
 
 
-def test_commands_take_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", "gallery/cartpole", "--episodes", "2"]) == 0
     assert "return 500 ± 0" in capsys.readouterr().out

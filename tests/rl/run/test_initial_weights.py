@@ -107,10 +107,7 @@ def test_what_does_not_fit_is_named_leaf_by_leaf(runs: dict[str, Path], tmp_path
     assert "\n  - critic_head.weight is missing there, and has shape [1, 64] here" in said
     assert "\n  - actor_head.weight has shape [3, 64] there, and [5, 64] here" in said
     assert "\n  - normalize_observations is true there, and false here" in said
-    assert (
-        "(it is a run of es; its spaces are Box(3) float32 -> Discrete(3, start=-1), and here Box(3) float32"
-        in said
-    )
+    assert "(it is a run of es; its spaces are Box(3) float32 -> Discrete(3, start=-1), and here Box(3) float32" in said
     assert not (tmp_path / "next").exists()
 
 

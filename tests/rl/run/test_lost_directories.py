@@ -84,12 +84,8 @@ def test_one_that_removes_the_working_directory_ends_nothing(project: Path, monk
         os.chdir(project)
 
 
-@pytest.mark.parametrize(
-    ("do", "saved"), [("remove", "a-saved"), ("replace", "a-saved"), ("move", "a-elsewhere")]
-)
-def test_a_run_whose_directory_is_lost_fails_and_saves_what_was_learnt(
-    project: Path, do: str, saved: str
-) -> None:
+@pytest.mark.parametrize(("do", "saved"), [("remove", "a-saved"), ("replace", "a-saved"), ("move", "a-elsewhere")])
+def test_a_run_whose_directory_is_lost_fails_and_saves_what_was_learnt(project: Path, do: str, saved: str) -> None:
     with pytest.raises(RunDirectoryLost) as caught:
         train(do, project / "runs" / "a")
     assert "runs/a was " in str(caught.value)

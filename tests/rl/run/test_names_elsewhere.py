@@ -30,9 +30,7 @@ def test_every_name_is_a_config_of_one_of_ours(name: str) -> None:
 
 
 def test_the_users_own_settings_win_and_spellings_do_not_matter() -> None:
-    plan = plan_training(
-        "QR-DQN", None, [layer_from_arguments({"env": "CartPole-v1", "distributional": "c51"})]
-    )
+    plan = plan_training("QR-DQN", None, [layer_from_arguments({"env": "CartPole-v1", "distributional": "c51"})])
     assert plan.config.distributional == "c51"
     assert plan.notes[0] == "QR-DQN is --algo dqn --set distributional=qr"
 

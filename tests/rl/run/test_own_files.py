@@ -46,9 +46,7 @@ def make_project(folder: Path, reward: float) -> Path:
     (folder / "pkg" / "envs.py").write_text(f"from .base import REWARD\n{ENV}")
     (folder / "neighbour.py").write_text(f"REWARD = {reward}\n")
     (folder / "beside.py").write_text(f"from neighbour import REWARD\n{ENV}")
-    (folder / "my_ppo.py").write_text(
-        "from rlplat.algorithms.ppo import PPO as Shipped\nclass PPO(Shipped): ...\n"
-    )
+    (folder / "my_ppo.py").write_text("from rlplat.algorithms.ppo import PPO as Shipped\nclass PPO(Shipped): ...\n")
     return folder
 
 
@@ -94,9 +92,7 @@ def test_a_run_is_loaded_and_resumed_where_another_file_of_that_name_lies(
     assert caplog.records == []
 
 
-def test_a_project_that_was_moved_still_works(
-    projects: tuple[Path, Path], monkeypatch: Any, caplog: Any
-) -> None:
+def test_a_project_that_was_moved_still_works(projects: tuple[Path, Path], monkeypatch: Any, caplog: Any) -> None:
     ours, theirs = projects
     monkeypatch.chdir(ours)
     rlplat.train("./my_ppo.py:PPO", env="./my_env.py:MyEnv", out="runs/a", **SMALL)
@@ -146,16 +142,12 @@ def test_a_module_that_the_program_has_already_is_announced(
     ]
 
 
-def test_a_run_of_before_says_where_it_looks(
-    projects: tuple[Path, Path], monkeypatch: Any, caplog: Any
-) -> None:
+def test_a_run_of_before_says_where_it_looks(projects: tuple[Path, Path], monkeypatch: Any, caplog: Any) -> None:
     ours, theirs = projects
     monkeypatch.chdir(ours)
     rlplat.train("ppo", env="./my_env.py:MyEnv", out="runs/a", **SMALL)
     config = ours / "runs/a/config.yaml"
-    lines = [
-        line for line in config.read_text().splitlines() if not line.startswith(("code:", "  /", "    "))
-    ]
+    lines = [line for line in config.read_text().splitlines() if not line.startswith(("code:", "  /", "    "))]
     config.write_text("\n".join(lines).replace(f"{ours}/my_env.py", "./my_env.py"))
     monkeypatch.chdir(theirs.parent)
     assert returns(ours / "runs/a") == [4.0]
@@ -187,10 +179,7 @@ def test_what_is_not_there_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(projects[0])
     before = sorted(Path().iterdir())
-    assert (
-        main(["train", "--algo", "ppo", "--env", "./my_env.py:MyEnv", "--num-rollout-workers", "0", *flags])
-        == 2
-    )
+    assert main(["train", "--algo", "ppo", "--env", "./my_env.py:MyEnv", "--num-rollout-workers", "0", *flags]) == 2
     assert said in capsys.readouterr().err
     assert sorted(path for path in Path().iterdir() if path.name != "__pycache__") == before
 

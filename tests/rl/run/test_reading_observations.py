@@ -67,9 +67,7 @@ def box(dtype: Any, shape: tuple[int, ...] = (2,)) -> spaces.Box:
         (np.float32, [np.inf, 0.0], "NaN or infinity in observation"),
     ],
 )
-def test_a_number_that_does_not_fit_is_named_with_the_range(
-    dtype: Any, obs: Any, said: str, read: Read
-) -> None:
+def test_a_number_that_does_not_fit_is_named_with_the_range(dtype: Any, obs: Any, said: str, read: Read) -> None:
     with pytest.raises(BadObservation, match=said):
         read(box(dtype), obs)
 

@@ -75,13 +75,9 @@ def test_what_is_said_when_there_is_none(path: str, said: str) -> None:
 
 def test_what_a_module_lacks_is_not_taken_for_the_module(here: Path) -> None:
     (here / "registry_specimen_lacking.py").write_text("import a_package_that_nobody_has\n")
-    with pytest.raises(
-        ConfigError, match=r"ModuleNotFoundError: No module named 'a_package_that_nobody_has'"
-    ):
+    with pytest.raises(ConfigError, match=r"ModuleNotFoundError: No module named 'a_package_that_nobody_has'"):
         load_class("registry_specimen_lacking:Mine")
-    with pytest.raises(
-        ConfigError, match=r"ModuleNotFoundError: No module named 'a_package_that_nobody_has'"
-    ):
+    with pytest.raises(ConfigError, match=r"ModuleNotFoundError: No module named 'a_package_that_nobody_has'"):
         load_class("./registry_specimen_lacking.py:Mine")
     assert not any("registry_specimen" in name for name in sys.modules)
 

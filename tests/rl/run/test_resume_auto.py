@@ -29,10 +29,7 @@ def test_the_same_call_begins_and_continues_with_all_its_settings(tmp_path: Path
     assert first.result.env_steps >= 32
     assert call(out, 32).num_iterations == 0
     longer = call(out, 64, learning_rate=2e-3)
-    assert (
-        longer.result.env_steps >= 64
-        and longer.result.iteration == first.num_iterations + longer.num_iterations
-    )
+    assert longer.result.env_steps >= 64 and longer.result.iteration == first.num_iterations + longer.num_iterations
     assert longer.config.learning_rate == 2e-3
 
 

@@ -93,18 +93,14 @@ def test_a_part_of_a_section_may_be_what_cannot_change(tmp_path: Path) -> None:
     train(resume=tmp_path / "run", model={"learning_rate": 1e-4}, stop={"env_steps": 80})
 
 
-def test_runs_begun_at_once_have_directories_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_begun_at_once_have_directories_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = plan_training("ppo", None, [layer_from_arguments({"env": "CartPole-v1"})])
     assert len({default_directory(plan) for _ in range(20)}) == 20
     assert len(list(Path("runs").iterdir())) == 20
 
 
-def test_nothing_is_left_of_a_run_that_does_not_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_of_a_run_that_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(rlplat.errors.RlplatError):
         train("ppo", env="NoSuchEnv-v1")

@@ -212,9 +212,7 @@ def rows(kind: str, num: int) -> tuple[Any, Any]:
     return stacked([obs for obs, _ in seen]), np.stack(masks) if masks else None
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("box", "box"), ("tree", "tree"), ("info", "info"), ("dqn", "discrete")]
-)
+@pytest.mark.parametrize(("name", "kind"), [("box", "box"), ("tree", "tree"), ("info", "info"), ("dqn", "discrete")])
 def test_many_observations_are_acted_on_at_once(name: str, kind: str, runs: dict[str, Path]) -> None:
     agent = rlplat.load(runs[name])
     many, masks = rows(kind, 5)
@@ -255,18 +253,12 @@ def test_a_recurrent_agent_remembers_until_it_is_reset(runs: dict[str, Path]) ->
     agent.reset(np.array([True, False, True]))
     agent.act(many)
     after = agent.policy.core_state
-    assert np.allclose(after[[0, 2]], states[0][[0, 2]], atol=1e-6) and not np.allclose(
-        after[1], states[0][1]
-    )
-    with pytest.raises(
-        BadObservation, match=r"2 observations, but this recurrent agent remembers 3: call agent.reset"
-    ):
+    assert np.allclose(after[[0, 2]], states[0][[0, 2]], atol=1e-6) and not np.allclose(after[1], states[0][1])
+    with pytest.raises(BadObservation, match=r"2 observations, but this recurrent agent remembers 3: call agent.reset"):
         agent.act(many[:2])
     with pytest.raises(BadObservation, match=r"ended has shape \(2,\).*expected bool\[3\]"):
         agent.reset([True, False])
-    with pytest.raises(
-        BadObservation, match=r"state has shape \(4,\); expected \(3, 16\): begin with agent.init"
-    ):
+    with pytest.raises(BadObservation, match=r"state has shape \(4,\); expected \(3, 16\): begin with agent.init"):
         agent.act(many, state=np.zeros(4))
     agent.reset()
     agent.act(many[:2])
@@ -370,9 +362,7 @@ def test_a_run_a_checkpoint_and_the_best_one_can_be_loaded(runs: dict[str, Path]
     assert best.checkpoint.has_weights_only and best.act(OBS) in best.spaces.action_space
     assert best.weights().keys() == rlplat.load(run).weights().keys()
     assert len(best.evaluate(2)) == 2
-    with pytest.raises(
-        CheckpointError, match=f"no checkpoint 'step_7'; there are: latest, best, {step.name}"
-    ):
+    with pytest.raises(CheckpointError, match=f"no checkpoint 'step_7'; there are: latest, best, {step.name}"):
         rlplat.load(run, "step_7")
     with pytest.raises(ConfigError, match=r"no run in .*nowhere"):
         rlplat.load(run / "nowhere")
@@ -454,9 +444,7 @@ def test_of_several_policies_one_is_to_be_named(tmp_path: Path) -> None:
         **SMALL["ppo"],
     )
     agent = rlplat.load(tmp_path / "run")
-    with pytest.raises(
-        UsageError, match=r"several policies \(main, other\).*rlplat.load\(RUN, policy='main'\)"
-    ):
+    with pytest.raises(UsageError, match=r"several policies \(main, other\).*rlplat.load\(RUN, policy='main'\)"):
         agent.act(None)
     with pytest.raises(ConfigError, match=r"no policy 'mian'; did you mean 'main'\?"):
         rlplat.load(tmp_path / "run", policy="mian").act(None)

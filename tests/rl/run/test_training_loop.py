@@ -58,9 +58,7 @@ def test_bad_stop_rules_are_refused(stop: dict[str, Any], said: str) -> None:
 
 def test_evaluations_come_with_their_period() -> None:
     algorithm = counting(stop={"env_steps": 100}, evaluation={"period": 25, "episodes": 2})
-    evaluated = [
-        result.env_steps for result in training_loop(algorithm) if "eval/return_mean" in result.metrics
-    ]
+    evaluated = [result.env_steps for result in training_loop(algorithm) if "eval/return_mean" in result.metrics]
     assert evaluated == [30, 50, 80, 100]
 
 

@@ -115,9 +115,7 @@ def test_a_film_that_fails_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "place", ["file/play.mp4", "taken.mp4"], ids=["before the first frame", "at its end"]
-)
+@pytest.mark.parametrize("place", ["file/play.mp4", "taken.mp4"], ids=["before the first frame", "at its end"])
 def test_a_place_that_cannot_be_written_is_named(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "taken.mp4").mkdir()

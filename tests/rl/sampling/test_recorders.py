@@ -31,9 +31,7 @@ def test_transitions_hold_continuous_actions_and_need_no_q_values() -> None:
     batch = recorder.finish(lambda _: (T - 1, OBS[:, 0]))
     assert batch.actions.dtype == np.float32 and batch.q_taken is None and batch.q_max is None
     np.testing.assert_array_equal(batch.actions, [actions_of(t) for t in range(T)])
-    store = StepStore(
-        ObsSpec("vector", (1,), "float32"), BOX, num_lanes=B, lane_capacity=8, n_step=1, discount=0.9
-    )
+    store = StepStore(ObsSpec("vector", (1,), "float32"), BOX, num_lanes=B, lane_capacity=8, n_step=1, discount=0.9)
     written = store.add(batch, 0)
     assert written.completed.tolist() == [0, 1, 8, 9]
     np.testing.assert_array_equal(store.actions[[0, 1, 8, 9]], batch.actions[:2].swapaxes(0, 1).reshape(4, 2))

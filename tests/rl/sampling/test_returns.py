@@ -128,9 +128,7 @@ def oracle_gae(fragment: dict[str, np.ndarray], discount: float, gae_lambda: flo
 
 @settings(max_examples=60, deadline=None)
 @given(fragments(), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.8, 1.0]))
-def test_gae_agrees_with_the_definition(
-    fragment: dict[str, np.ndarray], discount: float, gae_lambda: float
-) -> None:
+def test_gae_agrees_with_the_definition(fragment: dict[str, np.ndarray], discount: float, gae_lambda: float) -> None:
     advantages, returns = gae(**fragment, discount=discount, gae_lambda=gae_lambda)
     expected = oracle_gae(fragment, discount, gae_lambda)
     np.testing.assert_allclose(advantages, expected, atol=1e-4)

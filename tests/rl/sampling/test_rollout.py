@@ -30,9 +30,7 @@ def test_every_decision_is_in_one_minibatch_and_one_learners_share_of_it(has_cor
         valid = rng.random((T, B)) < rng.choice([0.0, 0.3, 0.9, 1.0])
         rollout, flat = rollout_of(valid, has_core), valid.reshape(-1)
 
-        def cut(
-            learner: int, count: int, rollout: Rollout = rollout, size: int = size, seed: int = seed
-        ) -> list[Rows]:
+        def cut(learner: int, count: int, rollout: Rollout = rollout, size: int = size, seed: int = seed) -> list[Rows]:
             order = np.random.default_rng(seed)
             return list(rollout.minibatches(size, order, learner=learner, num_learners=count))
 
@@ -64,9 +62,7 @@ def test_the_moments_are_those_of_the_whole_minibatch_whichever_learner_asks() -
     scaled = np.concatenate(
         [(rollout.advantages.reshape(-1)[part.rows] - part.mean) * part.scale for part in (first, second)]
     )
-    assert scaled.mean() == pytest.approx(0.0, abs=1e-6) and scaled.std(ddof=1) == pytest.approx(
-        1.0, rel=1e-5
-    )
+    assert scaled.mean() == pytest.approx(0.0, abs=1e-6) and scaled.std(ddof=1) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_of_whole_rollouts_only_what_counts_is_normalised_and_a_single_row_stays() -> None:
@@ -77,9 +73,7 @@ def test_of_whole_rollouts_only_what_counts_is_normalised_and_a_single_row_stays
     rows = rollout.whole(normalize=True)
     np.testing.assert_array_equal(rows.rows, np.arange(12))
     scaled = ((rollout.advantages - rows.mean) * rows.scale)[valid]
-    assert scaled.mean() == pytest.approx(0.0, abs=1e-6) and scaled.std(ddof=1) == pytest.approx(
-        1.0, rel=1e-5
-    )
+    assert scaled.mean() == pytest.approx(0.0, abs=1e-6) and scaled.std(ddof=1) == pytest.approx(1.0, rel=1e-5)
     one = np.zeros((4, 3), np.bool_)
     one[1, 1] = True
     assert rollout_of(one).whole(normalize=True)[3:5] == (0.0, 1.0)

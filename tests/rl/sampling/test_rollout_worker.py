@@ -91,9 +91,7 @@ WEIGHTS = (0, VALUE_IS_OBS)
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(
-        rollout_worker_module, "make_vector_env", lambda env, num_envs, **_: CountingEnv(num_envs)
-    )
+    monkeypatch.setattr(rollout_worker_module, "make_vector_env", lambda env, num_envs, **_: CountingEnv(num_envs))
     rlplat.init(backend="inproc")
     yield
     rlplat.shutdown()
@@ -210,9 +208,7 @@ def test_a_worker_that_cannot_be_made_is_not_made_again(counting: None) -> None:
     refs = group.sample(WEIGHTS)
     with pytest.raises(ActorDied) as caught:
         rlplat.get(refs)
-    with pytest.raises(
-        ActorDied, match="rollout worker 0 could not be made: RuntimeError: a parameter has no shape"
-    ):
+    with pytest.raises(ActorDied, match="rollout worker 0 could not be made: RuntimeError: a parameter has no shape"):
         group.replace_lost(refs, caught.value)
     assert group.restarts == 0
 

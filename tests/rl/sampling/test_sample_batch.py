@@ -84,9 +84,7 @@ def test_episodes_start_after_ends_and_after_rows_that_only_reset() -> None:
     batch.terminated[1, 0] = True
     batch.truncated[1, 1], batch.valid[2, 1] = True, False
     batch.terminated[4, 2] = True
-    np.testing.assert_array_equal(
-        episode_starts(batch), [[0, 0, 0], [0, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 0]]
-    )
+    np.testing.assert_array_equal(episode_starts(batch), [[0, 0, 0], [0, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 0]])
 
 
 def test_no_episode_starts_after_a_forced_action() -> None:

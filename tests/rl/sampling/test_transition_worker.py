@@ -27,9 +27,7 @@ def make_worker() -> Iterator[Any]:
     def make(**settings: Any) -> RolloutWorker:
         epsilons = settings.pop("epsilons", None)
         policy = {"hidden_sizes": [4]}
-        config = DQNConfig(
-            **({"env": ENV, "rollout_length": 7, "num_envs_per_worker": 2, "policy": policy} | settings)
-        )
+        config = DQNConfig(**({"env": ENV, "rollout_length": 7, "num_envs_per_worker": 2, "policy": policy} | settings))
         acting = partial(q_policy_for, epsilons=epsilons)
         worker = RolloutWorker(config.model_dump(), 0, 0, acting, record="transitions")
         workers.append(worker)

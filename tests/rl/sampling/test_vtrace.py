@@ -43,12 +43,8 @@ def made(rng: np.random.Generator, num_steps: int, num_envs: int = 1) -> dict[st
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.integers(0, 2**32), st.integers(1, 9), st.sampled_from([0.3, 1.0, 1.7]), st.sampled_from([0.3, 1.0])
-)
-def test_targets_are_the_direct_sum_of_equation_1(
-    seed: int, steps: int, rho_bar: float, c_bar: float
-) -> None:
+@given(st.integers(0, 2**32), st.integers(1, 9), st.sampled_from([0.3, 1.0, 1.7]), st.sampled_from([0.3, 1.0]))
+def test_targets_are_the_direct_sum_of_equation_1(seed: int, steps: int, rho_bar: float, c_bar: float) -> None:
     batch = made(np.random.default_rng(seed), steps)
     found = vtrace(**batch, discount=0.9, rho_bar=rho_bar, c_bar=c_bar)
     expected = direct_sum(batch, 0.9, rho_bar, c_bar)
@@ -84,9 +80,7 @@ def test_lambda_on_policy_is_the_lambda_return_and_zero_looks_one_step_ahead() -
         np.testing.assert_allclose(targets, returns, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "rho", "c"), [(1.0, 1.0, 1.0), (2.0, 2.0, 1.5), (2.1, 2.0, 1.5), (0.5, 0.5, 0.5)]
-)
+@pytest.mark.parametrize(("ratio", "rho", "c"), [(1.0, 1.0, 1.0), (2.0, 2.0, 1.5), (2.1, 2.0, 1.5), (0.5, 0.5, 0.5)])
 def test_the_two_clips_at_their_bounds_by_hand(ratio: float, rho: float, c: float) -> None:
     """Two steps with errors 1 and 1: v_0 = rho + discount * c * rho of step 1, whose ratio is 1."""
     batch: dict[str, Any] = {
@@ -111,9 +105,7 @@ def test_a_ratio_beyond_all_numbers_is_clipped_and_one_of_zero_cuts() -> None:
     found = vtrace(**batch, discount=0.9)
     assert np.isfinite(found.targets).all()
     np.testing.assert_array_equal(found.rhos[:, 0], [1.0, 0.0, 1.0, 1.0])
-    np.testing.assert_allclose(
-        found.targets[1], batch["values"][1]
-    )  # nothing is learnt of what pi would never do
+    np.testing.assert_allclose(found.targets[1], batch["values"][1])  # nothing is learnt of what pi would never do
 
 
 def test_reset_rows_are_zero_and_nothing_flows_through_them() -> None:

@@ -24,9 +24,7 @@ def runtime() -> Iterator[None]:
 
 def test_what_memory_cannot_hold_is_refused_with_the_numbers() -> None:
     refuse_beyond(64, 64 * WORKER_BYTES)
-    with pytest.raises(
-        InfeasibleResources, match=r"1,000 rollout workers need 15.6 GiB .* and 2.0 GiB are free"
-    ) as no:
+    with pytest.raises(InfeasibleResources, match=r"1,000 rollout workers need 15.6 GiB .* and 2.0 GiB are free") as no:
         refuse_beyond(1000, 2 * 2**30)
     assert "set --num-rollout-workers to less than 128" in str(no.value)
 

@@ -30,9 +30,7 @@ def test_acts_as_the_evaluation_does_and_its_torch_module_too(tmp_path: Path) ->
         passed, state = agent.act(obs, mask=mask, state=state)
         assert same(passed, action)
     many, masks = rows("info", 16)
-    drawn = [
-        agent.act(many, mask=masks, state=agent.initial_state(16), greedy=False, rng=4)[0] for _ in range(2)
-    ]
+    drawn = [agent.act(many, mask=masks, state=agent.initial_state(16), greedy=False, rng=4)[0] for _ in range(2)]
     assert same(*drawn)
     assert type(agent.policy).__module__ == "rlplat.rl.tf.policy"
     logits, _ = agent.torch_module()(module_input(agent, many, masks))

@@ -68,9 +68,7 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
             loss = tf.add_n([tf.reduce_sum(c * g) for c, g in zip(coefficients, got, strict=True)])
         return got, tape.gradient(loss, list(variables.values()))
 
-    if (
-        spec.core != "none"
-    ):  # there the loop over time is one in the graph; tracing the others only takes time
+    if spec.core != "none":  # there the loop over time is one in the graph; tracing the others only takes time
         evaluate = tf.function(evaluate, autograph=False)
     got, gradients = evaluate(*tf.nest.map_structure(tf.constant, (obs, actions.numpy(), state, starts)))
     for ours_, theirs_ in zip(got, expected, strict=True):
@@ -96,9 +94,7 @@ def test_a_cores_state_is_torchs_after_a_fragment_and_step_by_step(name: str) ->
     state = random_state(spec, B, theirs.state_size, rng)
     obs, starts = random_obs(spec, T * B, rng), rng.random((T, B)) < 0.3
     with torch.no_grad():
-        _, values, expected = theirs(
-            map_obs(torch.from_numpy, obs), torch.from_numpy(state), torch.from_numpy(starts)
-        )
+        _, values, expected = theirs(map_obs(torch.from_numpy, obs), torch.from_numpy(state), torch.from_numpy(starts))
     _, _, got = ours(map_obs(tf.constant, obs), state, starts)
     np.testing.assert_allclose(got.numpy(), expected.numpy(), atol=1e-5)
     for t in range(T):
@@ -130,9 +126,7 @@ def test_draws_follow_the_distribution(name: str) -> None:
     assert drawn.dtype == expected.dtype and drawn.shape == expected.shape
     np.testing.assert_allclose(drawn.mean(axis=0), expected.mean(axis=0), atol=0.03)
     np.testing.assert_allclose(drawn.std(axis=0), expected.std(axis=0), atol=0.03)
-    np.testing.assert_array_equal(
-        np.unique(drawn[:, -1]), np.unique(expected[:, -1])
-    ) if mask is not None else None
+    np.testing.assert_array_equal(np.unique(drawn[:, -1]), np.unique(expected[:, -1])) if mask is not None else None
     np.testing.assert_allclose(ours.mode()[:2].numpy(), theirs.mode()[:2].numpy(), rtol=1e-6)
 
 
@@ -209,9 +203,7 @@ def test_adam_gives_torchs_numbers_and_either_goes_on_from_the_others_state(max_
         np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
         assert np.isfinite(norms).tolist() == ([True, False, True, False] if step == 20 else [True] * 4)
         for name, parameter in module.named_parameters():
-            np.testing.assert_allclose(
-                variables[name].numpy(), parameter.detach().numpy(), rtol=1e-5, atol=1e-6
-            )
+            np.testing.assert_allclose(variables[name].numpy(), parameter.detach().numpy(), rtol=1e-5, atol=1e-6)
     for name, kept in ours.get_state().items():
         expected = theirs.get_state()[name]
         assert kept["step"] == expected["step"] == 29

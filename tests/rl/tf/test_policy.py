@@ -32,9 +32,7 @@ def weights_for(name: str) -> Weights:
 @pytest.mark.parametrize("name", ["tree", "composite mask", "attention", "gru"])
 def test_acts_like_torchs(name: str) -> None:
     spec, rng = SPECS[name](), np.random.default_rng(1)
-    policies = [
-        each(spec, np.random.SeedSequence(1), num_threads=1) for each in (TfActorCritic, TorchActorCritic)
-    ]
+    policies = [each(spec, np.random.SeedSequence(1), num_threads=1) for each in (TfActorCritic, TorchActorCritic)]
     for policy in policies:
         policy.set_weights(weights_for(name))
     for _ in range(4):
@@ -69,8 +67,7 @@ def test_a_resumed_core_begins_anew_where_the_number_of_environments_is_another(
 def test_bfloat16_convolutions_are_close() -> None:
     spec = SPECS["nature"]()
     exact, fast = (
-        make_policy(spec, np.random.SeedSequence(1), framework="tf", precision=p)
-        for p in ("float32", "bfloat16")
+        make_policy(spec, np.random.SeedSequence(1), framework="tf", precision=p) for p in ("float32", "bfloat16")
     )
     for policy in (exact, fast):
         policy.set_weights(weights_for("nature"))
@@ -124,7 +121,4 @@ def test_observations_are_normalised_with_the_statistics_in_the_weights() -> Non
 
 
 def test_plain_mlps_act_in_numpy_also_here() -> None:
-    assert (
-        type(make_policy(SPECS["mlp"](), np.random.SeedSequence(1), framework="tf")).__name__
-        == "NumpyActorCritic"
-    )
+    assert type(make_policy(SPECS["mlp"](), np.random.SeedSequence(1), framework="tf")).__name__ == "NumpyActorCritic"

@@ -15,9 +15,7 @@ from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.spaces import MASK, ActionSpec, ObsSpec, SpaceSpec
 
 VECTOR = ObsSpec("vector", (4,), "float32")
-IMAGE = ObsSpec(
-    "image", (2, 45, 53), "uint8", "CHW"
-)  # the last convolution leaves 2 x 3: their order matters
+IMAGE = ObsSpec("image", (2, 45, 53), "uint8", "CHW")  # the last convolution leaves 2 x 3: their order matters
 DISCRETE = ActionSpec("discrete", n=3)
 BOX = ActionSpec("box", shape=(2,), dtype="float32", low=(-1.0, 0.0), high=(1.0, 4.0))
 MULTI_DISCRETE = ActionSpec("multi_discrete", shape=(2,), nvec=(3, 2))
@@ -77,9 +75,7 @@ SPECS: dict[str, Callable[[], PolicySpec]] = {
         SpaceSpec(ObsSpec("image", (7, 5, 3), "uint8", "HWC", low=(0.0,), high=(10.0,)), DISCRETE)
     ),
     "small": lambda: spec_of(SpaceSpec(IMAGE, DISCRETE), encoder="small_cnn"),
-    "impala": lambda: spec_of(
-        SpaceSpec(ObsSpec("image", (2, 15, 12), "uint8", "CHW"), DISCRETE), encoder="impala_cnn"
-    ),
+    "impala": lambda: spec_of(SpaceSpec(ObsSpec("image", (2, 15, 12), "uint8", "CHW"), DISCRETE), encoder="impala_cnn"),
     "gaussian": lambda: spec_of(SpaceSpec(VECTOR, BOX), initial_log_std=-0.5),
     "rescaled": lambda: spec_of(SpaceSpec(VECTOR, BOX), rescale_actions=True),
     "squashed": lambda: spec_of(SpaceSpec(VECTOR, BOX), squash_actions=True),
@@ -98,9 +94,7 @@ SPECS: dict[str, Callable[[], PolicySpec]] = {
 def perturbed(weights: Weights, rng: np.random.Generator) -> Weights:
     """Away from the initial ones: no bias is 0, no policy uniform."""
     scales = {name: 0.3 / np.sqrt(max(1, w[0].size if w.ndim else 1)) for name, w in weights.items()}
-    return {
-        name: (w + scales[name] * rng.normal(size=w.shape)).astype(np.float32) for name, w in weights.items()
-    }
+    return {name: (w + scales[name] * rng.normal(size=w.shape)).astype(np.float32) for name, w in weights.items()}
 
 
 def random_obs(spec: PolicySpec, num_rows: int, rng: np.random.Generator) -> Obs:
@@ -134,9 +128,7 @@ def random_state(spec: PolicySpec, num_envs: int, state_size: int, rng: np.rando
     return state
 
 
-def random_batch(
-    spec: PolicySpec, state_size: int, seed: int, num_steps: int = 6, num_envs: int = 4
-) -> SampleBatch:
+def random_batch(spec: PolicySpec, state_size: int, seed: int, num_steps: int = 6, num_envs: int = 4) -> SampleBatch:
     """A fragment with everything random, but for the same seed always the same: a few episodes end, after some of which
     an environment resets itself in a row of its own."""
     rng = np.random.default_rng(seed)

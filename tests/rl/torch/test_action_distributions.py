@@ -115,9 +115,7 @@ def test_log_probabilities(name: str) -> None:
     for actions in (distribution.sample(generator()), distribution.mode()):
         expected = sum(
             one.log_prob(part)
-            for (_, one), part in zip(
-                references(spec, params, log_std), columns_of(spec, actions), strict=True
-            )
+            for (_, one), part in zip(references(spec, params, log_std), columns_of(spec, actions), strict=True)
         )
         torch.testing.assert_close(distribution.log_prob(actions), expected, atol=2e-4, rtol=1e-4)
 
@@ -138,9 +136,7 @@ def test_the_entropy_of_a_squashed_gaussian_is_exact_for_small_deviations() -> N
     ((_, one),) = references(spec, params, log_std)
     torch.manual_seed(0)
     expected = -one.log_prob(one.sample((50_000,))).mean(dim=0)
-    torch.testing.assert_close(
-        ActionDistribution(spec, params, log_std).entropy(), expected, atol=0.02, rtol=0
-    )
+    torch.testing.assert_close(ActionDistribution(spec, params, log_std).entropy(), expected, atol=0.02, rtol=0)
 
 
 def test_a_rescaled_gaussian_is_the_plain_one_in_other_units() -> None:
@@ -155,9 +151,7 @@ def test_a_rescaled_gaussian_is_the_plain_one_in_other_units() -> None:
         (one.mode(), other.mode()),
     ):
         torch.testing.assert_close(mapped, low + half * (drawn + 1))
-        torch.testing.assert_close(
-            other.log_prob(mapped), one.log_prob(drawn) - half.log().sum(), rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(other.log_prob(mapped), one.log_prob(drawn) - half.log().sum(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(other.entropy(), one.entropy() + half.log().sum())
     normal = reference.Normal(low + half * (params + 1), half * log_std.exp())
     torch.testing.assert_close(other.entropy(), normal.entropy().sum(-1))
@@ -301,9 +295,7 @@ def test_an_illegal_action_has_probability_zero_however_likely_it_would_be() -> 
 
 def test_a_head_of_the_wrong_size_is_named() -> None:
     spec = make_spec(action=DISCRETE)
-    with pytest.raises(
-        UsageError, match=r"gives 4 numbers .* actions Discrete\(3\) need 3: .*spec\.num_params"
-    ):
+    with pytest.raises(UsageError, match=r"gives 4 numbers .* actions Discrete\(3\) need 3: .*spec\.num_params"):
         ActionDistribution(spec, torch.zeros(2, 4))
 
 

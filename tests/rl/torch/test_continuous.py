@@ -72,9 +72,7 @@ def test_drawn_actions_have_the_networks_log_probs_in_the_units_of_the_environme
     spec = spec_of(ObsSpec("vector", (3,), "float32"))
     policy, network = actor_of(SQUASHED, spec)
     obs = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    noise = np.random.Generator(np.random.PCG64(np.random.SeedSequence(1))).standard_normal(
-        (6, 2), np.float32
-    )
+    noise = np.random.Generator(np.random.PCG64(np.random.SeedSequence(1))).standard_normal((6, 2), np.float32)
     with torch.no_grad():
         actions, log_probs = squashed_sample(network(torch.from_numpy(obs)), torch.from_numpy(noise))
     output = policy.act(obs)
@@ -83,9 +81,7 @@ def test_drawn_actions_have_the_networks_log_probs_in_the_units_of_the_environme
 
 
 def test_noise_of_a_deterministic_actor_stays_within_the_bounds() -> None:
-    policy, _ = actor_of(
-        ActorSpec("deterministic", action_noise=5.0), spec_of(ObsSpec("vector", (3,), "float32"))
-    )
+    policy, _ = actor_of(ActorSpec("deterministic", action_noise=5.0), spec_of(ObsSpec("vector", (3,), "float32")))
     actions = policy.act(np.zeros((200, 3), np.float32)).actions
     np.testing.assert_array_equal(actions.min(axis=0), [-2.0, 0.0])
     np.testing.assert_array_equal(actions.max(axis=0), [2.0, 10.0])

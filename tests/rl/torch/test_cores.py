@@ -134,9 +134,7 @@ def test_attention_is_what_its_formulas_say() -> None:
         for t in range(T):
             history = [] if starts()[t, b] else history
             history.append(embedded[t, b])
-            torch.testing.assert_close(
-                out[t, b], attend(core, history), msg=lambda m, t=t, b=b: f"{t}, {b}: {m}"
-            )
+            torch.testing.assert_close(out[t, b], attend(core, history), msg=lambda m, t=t, b=b: f"{t}, {b}: {m}")
 
 
 @pytest.mark.parametrize("kind", CORES)

@@ -148,9 +148,7 @@ def test_impala_cnn_is_the_plain_network_on_fractions_of_255() -> None:
     assert [conv.out_channels for conv in convolutions[:3]] == [16, 32, 32] and len(convolutions) == 15
 
 
-@pytest.mark.parametrize(
-    "name, side", [("nature_cnn", 36), ("small_cnn", 20), ("impala_cnn", 8), ("grid_cnn", 5)]
-)
+@pytest.mark.parametrize("name, side", [("nature_cnn", 36), ("small_cnn", 20), ("impala_cnn", 8), ("grid_cnn", 5)])
 def test_the_smallest_images(name: str, side: int) -> None:
     leaf = ObsSpec("image", (3, side, side + 1), "uint8", "CHW")
     spec = make_spec(leaf, encoder=name)
@@ -275,9 +273,7 @@ def test_channels_last_changes_the_order_only(number: int, shape: tuple[int, ...
     [make_spec(PONG, encoder="nature_cnn"), make_spec(VECTOR, hidden_sizes=[256, 256])],
     ids=["cnn", "mlp"],
 )
-def test_an_exported_encoder_takes_any_number_of_rows(
-    spec: PolicySpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exported_encoder_takes_any_number_of_rows(spec: PolicySpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "is_mkl_slow", lambda: True)
     encoder = make_encoder(spec)
     rows = {0: torch.export.Dim("rows")}

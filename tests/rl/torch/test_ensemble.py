@@ -18,9 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def make(num_obs: int = 2, num_actions: int = 1, **settings: Any) -> DynamicsEnsemble:
-    config = ModelConfig(
-        **{"hidden_sizes": [16], "ensemble_size": 3, "num_elites": 2, "batch_size": 32} | settings
-    )
+    config = ModelConfig(**{"hidden_sizes": [16], "ensemble_size": 3, "num_elites": 2, "batch_size": 32} | settings)
     return DynamicsEnsemble(config, num_obs, num_actions, torch.device("cpu"), np.random.SeedSequence(1))
 
 
@@ -77,9 +75,7 @@ def test_it_learns_a_linear_system() -> None:
     predicted = ensemble.predict(data[0][:101], data[1][:101])  # no multiple of the elites
     assert predicted.next_obs.shape == (101, 2) and predicted.next_obs.dtype == np.float32
     # Samples: their deviation is what the model does not know. That of the changes themselves is 0.1, of rewards 2.2.
-    assert (
-        np.std(predicted.next_obs - data[3][:101]) < 0.03 and np.std(predicted.rewards - data[2][:101]) < 0.5
-    )
+    assert np.std(predicted.next_obs - data[3][:101]) < 0.03 and np.std(predicted.rewards - data[2][:101]) < 0.5
     assert not predicted.terminated.any()
 
 
@@ -154,9 +150,7 @@ def test_what_is_not_finite_changes_nothing_and_is_counted() -> None:
     ensemble, (obs, *others) = make(max_epochs=2), experience(64)
     before = [part.detach().clone() for part in ensemble.network.parameters()]
     assert ensemble.fit(np.full_like(obs, np.nan), *others)["skipped_minibatches"] == 4  # of 52 rows, twice
-    assert all(
-        torch.equal(one, other) for one, other in zip(before, ensemble.network.parameters(), strict=True)
-    )
+    assert all(torch.equal(one, other) for one, other in zip(before, ensemble.network.parameters(), strict=True))
 
 
 def test_goes_on_as_it_was() -> None:

@@ -120,9 +120,7 @@ class Bare(ActorCritic):
 def message(network_class: Callable[..., Any], **settings: Any) -> str:
     spec = make_spec(custom=f"my_policy:{network_class.__name__}", **settings)
     with pytest.raises(UsageError) as caught:
-        check_network(
-            network_class(spec, torch.float32) if network_class is not Plain else Plain(), spec, CPU
-        )
+        check_network(network_class(spec, torch.float32) if network_class is not Plain else Plain(), spec, CPU)
     return str(caught.value)
 
 
@@ -161,9 +159,7 @@ def test_an_exception_inside_says_where() -> None:
 
 def test_what_forward_returns() -> None:
     assert "forward returned a tuple of 2, expected (distribution, values, state)" in message(Two)
-    assert "state for 1 step of 3 environments: NoneType, expected a tensor of shape (3, 0)" in message(
-        NoState
-    )
+    assert "state for 1 step of 3 environments: NoneType, expected a tensor of shape (3, 0)" in message(NoState)
 
 
 def test_starts_are_none_while_acting() -> None:
@@ -299,9 +295,7 @@ class DrawnWaves(Waves):
         return torch.randn(4, 4)
 
 
-@pytest.mark.parametrize(
-    "network, buffer", [(Normalizing, "norm.num_batches_tracked"), (Averaging, "norm.mean")]
-)
+@pytest.mark.parametrize("network, buffer", [(Normalizing, "norm.num_batches_tracked"), (Averaging, "norm.mean")])
 def test_a_buffer_that_training_changes(network: Any, buffer: str) -> None:
     assert message(network).startswith(
         f"my_policy:{network.__name__}: a training forward pass changes the buffer {buffer}, but buffers are constants"
@@ -314,7 +308,5 @@ def test_a_buffer_is_the_same_in_every_process() -> None:
         return actor_critic_trainee(PPOConfig(env="CartPole-v1"), spec, np.random.SeedSequence(1))
 
     assert "waves" not in trainee("Waves").weights()
-    with pytest.raises(
-        UsageError, match="DrawnWaves: the buffer waves is another one each time the network is made"
-    ):
+    with pytest.raises(UsageError, match="DrawnWaves: the buffer waves is another one each time the network is made"):
         trainee("DrawnWaves")

@@ -40,9 +40,7 @@ def test_equals_torch_optim_adam_with_clip_grad_norm(max_norm: float, weight_dec
 def test_the_critics_parameters_have_a_rate_of_their_own() -> None:
     def network() -> torch.nn.Module:
         torch.manual_seed(3)
-        return torch.nn.ModuleDict(
-            {"critic_head": torch.nn.Linear(2, 1), "actor_head": torch.nn.Linear(2, 1)}
-        )
+        return torch.nn.ModuleDict({"critic_head": torch.nn.Linear(2, 1), "actor_head": torch.nn.Linear(2, 1)})
 
     ours, slow, fast = network(), network(), network()
     one, *others = (Adam(each, epsilon=1e-5) for each in (ours, slow, fast))

@@ -37,9 +37,7 @@ PLAIN = {
     "separate tanh": make_spec(hidden_sizes=[32, 16]),
     "shared relu": make_spec(share_encoder=True, activation="relu"),
     **{name: make_spec(activation=name) for name in ("leaky_relu", "elu", "selu", "silu", "gelu", "mish")},
-    "normalised, critic of its own": make_spec(
-        layer_norm=True, activation="elu", critic_hidden_sizes=[7, 5, 3]
-    ),
+    "normalised, critic of its own": make_spec(layer_norm=True, activation="elu", critic_hidden_sizes=[7, 5, 3]),
     "gaussian": make_spec(action=BOX, initial_log_std=-0.5),
     "rescaled": make_spec(action=BOX, rescale_actions=True),
     "matrix observations": make_spec(ObsSpec("vector", (2, 3), "float32")),

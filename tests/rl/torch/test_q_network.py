@@ -244,9 +244,7 @@ class Normalized(torch.nn.Module):
 def test_buffers_of_an_encoder_are_constants(dtype: str) -> None:
     spaces = replace(VECTOR, obs=ObsSpec("vector", (5,), dtype))
     network = make_q_network(spec_of(spaces, encoder=f"{__name__}:Normalized"), PLAIN)
-    with pytest.raises(
-        UsageError, match=r"Normalized: a training forward pass changes the buffer encoder.norm."
-    ):
+    with pytest.raises(UsageError, match=r"Normalized: a training forward pass changes the buffer encoder.norm."):
         check_q_network(network, torch.device("cpu"))
 
 

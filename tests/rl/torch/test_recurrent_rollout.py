@@ -110,17 +110,13 @@ def test_fragments_are_what_the_network_says_episode_by_episode(
         if core != "none":
             np.testing.assert_allclose(batch.core_state, expected["states"][number * T], atol=1e-5)
     ends = np.concatenate([batch.terminated | batch.truncated for batch in fragments])
-    assert ends[T - 1].any() or ends[2 * T - 1].any(), (
-        "no fragment ended with an episode: choose another seed"
-    )
+    assert ends[T - 1].any() or ends[2 * T - 1].any(), "no fragment ended with an episode: choose another seed"
     assert any(batch.truncated.any() for batch in fragments)
     assert all(batch.valid.all() for batch in fragments) == (not next_step)
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "attention"])
-def test_the_learners_pass_over_a_fragment_gives_what_acting_gave(
-    monkeypatch: pytest.MonkeyPatch, core: str
-) -> None:
+def test_the_learners_pass_over_a_fragment_gives_what_acting_gave(monkeypatch: pytest.MonkeyPatch, core: str) -> None:
     worker, network, _ = make_worker(monkeypatch, make_spec(core=core), next_step=True)
     batch: SampleBatch | None = None
     for _ in range(3):
@@ -162,11 +158,7 @@ def test_memory_is_kept_over_lost_lives_where_these_end_no_episode(episodic_life
     batch = worker.roll_out()
     worker.close()
     (fires, *_) = np.flatnonzero(~batch.valid[:, 0])
-    assert (
-        batch.forced is not None
-        and batch.forced[fires, 0]
-        and bool(batch.terminated[fires - 1, 0]) == episodic_life
-    )
+    assert batch.forced is not None and batch.forced[fires, 0] and bool(batch.terminated[fires - 1, 0]) == episodic_life
     assert states[fires + 1].any()  # after the row in which FIRE was pressed
     assert states[fires].any() != episodic_life
     with torch.no_grad():

@@ -38,12 +38,8 @@ def _placements(scheduler: Scheduler) -> list[Placement]:
     nodes = scheduler.placing.nodes.values()
     queues = [queue for node in nodes for queue in (*node.waiting.values(), *node.waiting_actors.values())]
     waiting = [placement for queue in queues for placement in queue]
-    having = [
-        worker.placement for worker in scheduler.placing.workers.values() if worker.placement is not None
-    ]
-    assert len(set(map(id, [*waiting, *having]))) == len(waiting) + len(having), (
-        "a placement is in two places"
-    )
+    having = [worker.placement for worker in scheduler.placing.workers.values() if worker.placement is not None]
+    assert len(set(map(id, [*waiting, *having]))) == len(waiting) + len(having), "a placement is in two places"
     return [*waiting, *having]
 
 
@@ -82,12 +78,8 @@ def _check_workers(node: Node) -> None:
     assert len(idle) == len(set(idle)) == node.num_idle, "an idle worker is listed twice, or not counted"
     on_gpus = node.idle_on_gpus
     assert all(worker.gpu_ids == ids and not worker.is_fresh for ids, worker in on_gpus.items())
-    assert len({gpu for ids in on_gpus for gpu in ids}) == sum(map(len, on_gpus)), (
-        "two idle workers hold one GPU"
-    )
-    assert {*idle, *on_gpus.values()} == set(by_state.get("idle", ())), (
-        "the lists of idle workers are not they"
-    )
+    assert len({gpu for ids in on_gpus for gpu in ids}) == sum(map(len, on_gpus)), "two idle workers hold one GPU"
+    assert {*idle, *on_gpus.values()} == set(by_state.get("idle", ())), "the lists of idle workers are not they"
     assert all(worker.placement is None for worker in by_state.get("idle", ()))
     assert not any(worker.gpu_ids for worker in idle)
     for kept, is_fresh in ((node.idle, False), (node.fresh, True)):
@@ -104,9 +96,7 @@ def _check_placements(scheduler: Scheduler, placements: list[Placement]) -> None
     for placement in placements:
         worker = placement.worker
         waits = worker is None or worker.state == "starting"
-        assert waits == (placement in scheduler.placing.placing.get(placement.client, ())), (
-            "who waits for a worker"
-        )
+        assert waits == (placement in scheduler.placing.placing.get(placement.client, ())), "who waits for a worker"
     assert len(waiting) == sum(p.worker is None or p.worker.state == "starting" for p in placements)
     for client, leased in scheduler.placing.leases.items():
         assert leased, "an empty list of leases is kept"
@@ -124,9 +114,7 @@ def _check_queues(scheduler: Scheduler) -> None:
     for shape, queue in scheduler.placing.queues.items():
         assert queue.shape == shape
         group = scheduler.placing.groups.by_id.get(shape.group)
-        assert bool(queue.requests) == (
-            queue in (scheduler.placing.waiting if group is None else group.waiting)
-        )
+        assert bool(queue.requests) == (queue in (scheduler.placing.waiting if group is None else group.waiting))
         seqs = [request.seq for request in queue.requests]
         assert seqs == sorted(seqs), "a queue is out of order"
         for request in queue.requests:

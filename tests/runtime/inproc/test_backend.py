@@ -94,10 +94,7 @@ def test_a_coroutine_that_runs_long_is_told_of(
 ) -> None:
     monkeypatch.setattr(calls, "_LONG_S", 0.01)
     rlplat.get(Door.remote().wait.remote(0.05))
-    assert (
-        "Door.wait has run for 0.01 s: with backend='inproc' a coroutine runs to its end"
-        in capfd.readouterr().err
-    )
+    assert "Door.wait has run for 0.01 s: with backend='inproc' a coroutine runs to its end" in capfd.readouterr().err
 
 
 def test_a_coroutines_exception_arrives() -> None:

@@ -75,9 +75,7 @@ class Host:
         mine = Counter.remote(there)  # a ref from outside as an argument
         both = rlplat.get([ref, mine.add.remote(1), there])
         ready, _ = rlplat.wait([there], timeout=60)
-        kept = rlplat.get(rlplat.put({"inside": ref}))[
-            "inside"
-        ]  # travels through the nested cluster's pickles
+        kept = rlplat.get(rlplat.put({"inside": ref}))["inside"]  # travels through the nested cluster's pickles
         return (
             [both[0].sum(), both[1], both[2]],
             len(ready),

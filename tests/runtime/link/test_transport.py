@@ -277,9 +277,7 @@ def test_late_frames_of_the_dead_are_dropped(make: Callable[[str], Transport], c
 
 
 @pytest.mark.usefixtures("may_drop")
-def test_garbage_is_dropped_and_the_honest_are_heard(
-    make: Callable[[str], Transport], tmp_path: Path
-) -> None:
+def test_garbage_is_dropped_and_the_honest_are_heard(make: Callable[[str], Transport], tmp_path: Path) -> None:
     a, b = make("driver"), make("w1")
     context = zmq.Context()
     intruder = context.socket(zmq.DEALER)
@@ -305,9 +303,7 @@ def test_garbage_is_dropped_and_the_honest_are_heard(
 
 @pytest.mark.usefixtures("may_drop")
 @pytest.mark.parametrize("tail", [b"", b"w1>", b"w2>", b"node>"])
-def test_a_tail_behind_a_frame_is_never_a_label(
-    make: Callable[[str], Transport], tmp_path: Path, tail: bytes
-) -> None:
+def test_a_tail_behind_a_frame_is_never_a_label(make: Callable[[str], Transport], tmp_path: Path, tail: bytes) -> None:
     """Not when there is a further part behind it either, which would be a frame of that name."""
     a, b = make("driver"), make("w1")
     context = zmq.Context()
@@ -357,9 +353,7 @@ def test_a_name_that_is_no_text_harms_nobody(make: Callable[[str], Transport], t
 
 
 @pytest.mark.parametrize("who_connected", ["we", "they", "nobody"])
-def test_what_is_posted_to_a_forgotten_peer_is_dropped(
-    make: Callable[[str], Transport], who_connected: str
-) -> None:
+def test_what_is_posted_to_a_forgotten_peer_is_dropped(make: Callable[[str], Transport], who_connected: str) -> None:
     """Connecting to it again, under the label of a connection that is still ending, would abort the process."""
     a, b, other = make("w1"), make("w2"), make("w3")
     if who_connected == "we":

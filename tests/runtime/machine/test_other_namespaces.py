@@ -17,17 +17,12 @@ from tests.runtime.machine.test_planted_links import age
 
 ENTER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
 LOOK = "import sys; from rlplat.runtime.machine.session import is_abandoned; print(is_abandoned(sys.argv[1]))"
-HOLD = (
-    "import sys, time; from rlplat.runtime.machine.session import hold; hold(sys.argv[1]); print(flush=True)"
-)
+HOLD = "import sys, time; from rlplat.runtime.machine.session import hold; hold(sys.argv[1]); print(flush=True)"
 DEAD = f"rlplat-{2**22 + 1}-1-x"  # of a pid that cannot live: here, as a living one looks from elsewhere
 
 
 def can_enter() -> bool:
-    return (
-        bool(shutil.which("unshare"))
-        and subprocess.run([*ENTER, "true"], capture_output=True).returncode == 0
-    )
+    return bool(shutil.which("unshare")) and subprocess.run([*ENTER, "true"], capture_output=True).returncode == 0
 
 
 @pytest.mark.process

@@ -151,9 +151,7 @@ def test_spread_and_placement_groups_go_over_machines(join: str, start: Start) -
     group = placement_group([{"CPU": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
     assert group.wait(60)
     inside = [
-        Where.options(
-            placement_group=group, placement_group_bundle_index=n, scheduling_strategy=None
-        ).remote()
+        Where.options(placement_group=group, placement_group_bundle_index=n, scheduling_strategy=None).remote()
         for n in range(2)
     ]
     assert len(set(rlplat.get([actor.session.remote() for actor in inside], timeout=60))) == 2
@@ -446,9 +444,7 @@ def test_who_has_not_the_key_does_not_get_in(join: str, start: Start, tmp_path: 
     other = str(tmp_path / "other.json")
     join_file.make(other, "127.0.0.1", 0)
     strange = json.loads(Path(other).read_text())
-    Path(other).write_text(
-        json.dumps(keys | {name: strange[name] for name in ("node_public", "node_secret")})
-    )
+    Path(other).write_text(json.dumps(keys | {name: strange[name] for name in ("node_public", "node_secret")}))
     init(join)
     command = [sys.executable, "-m", "rlplat.cli", "start", "--address", other]
     stranger = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -491,14 +487,10 @@ def test_what_has_no_key_or_speaks_no_zeromq_is_not_heard(join: str, start: Star
     context.term()
 
 
-def test_other_versions_are_refused_in_words(
-    join: str, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_versions_are_refused_in_words(join: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     init(join)
     script = (
-        "import rlplat; rlplat.__version__ = '0.0.1'\n"
-        "from rlplat import machines\n"
-        f"machines.work({join!r}, 1, 0, None)"
+        f"import rlplat; rlplat.__version__ = '0.0.1'\nfrom rlplat import machines\nmachines.work({join!r}, 1, 0, None)"
     )
     refused = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert "with rlplat 0.0.1" in refused.stderr

@@ -87,8 +87,7 @@ def test_equal_seeds_are_equal_returns_on_both_whatever_the_shell_says_of_thread
     """The suite's own environment sets the threads of BLAS; a user's does not."""
     bare = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     words = (
-        "--algo ppo --env CartPole-v1 --seed 11 --num-rollout-workers 2 --stop.env-steps 9000 "
-        "--evaluation.episodes 0"
+        "--algo ppo --env CartPole-v1 --seed 11 --num-rollout-workers 2 --stop.env-steps 9000 --evaluation.episodes 0"
     )
 
     def returns(name: str, *more: str, **variables: str) -> list[float]:

@@ -39,9 +39,7 @@ def rlplat(*arguments: str, address: str | None = None) -> str:
 
 def outcome(out: Path) -> tuple[Any, ...]:
     record = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-    return tuple(
-        record[name] for name in ("env_steps", "episodes", "episode_return_mean", "eval/return_mean")
-    )
+    return tuple(record[name] for name in ("env_steps", "episodes", "episode_return_mean", "eval/return_mean"))
 
 
 @pytest.mark.parametrize(

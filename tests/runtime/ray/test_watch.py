@@ -14,9 +14,7 @@ from rlplat.runtime.ray.watch import HeadWatch, why_silent
 from tests.patience import soon
 
 
-def test_a_head_that_goes_is_told_in_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_that_goes_is_told_in_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(watch, "PERIOD_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
@@ -35,9 +33,7 @@ def test_a_watch_that_is_closed_says_nothing(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:10001", "somewhere"])
-def test_an_address_without_a_cluster_is_refused_at_once(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_without_a_cluster_is_refused_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rlplat.runtime.ray.backend", FakeBackendModule)
     with pytest.raises(OptionError, match=r"no Ray cluster answers there \(.*address='auto'"):
         rlplat.init(backend="ray", address=address)

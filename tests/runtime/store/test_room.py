@@ -183,9 +183,7 @@ def test_a_reader_that_comes_in_the_middle_waits_and_finds_the_copy(
     assert (got[0] == 9).all()
 
 
-def test_spilled_bytes_of_a_dead_creator_can_be_taken_over(
-    stores: tuple[Store, Store], tmp_path: Path
-) -> None:
+def test_spilled_bytes_of_a_dead_creator_can_be_taken_over(stores: tuple[Store, Store], tmp_path: Path) -> None:
     writer, owner = stores
     segment = write(writer, 7)
     spill(writer, 1)
@@ -210,9 +208,7 @@ def test_missing_bytes_are_told_apart(stores: tuple[Store, Store], tmp_path: Pat
     assert write(writer, 2).name != segment.name
 
 
-def test_while_a_reader_waits_for_the_lock_mappings_can_be_dropped(
-    stores: tuple[Store, Store], tmp_path: Path
-) -> None:
+def test_while_a_reader_waits_for_the_lock_mappings_can_be_dropped(stores: tuple[Store, Store], tmp_path: Path) -> None:
     """The thread that serves all messages does that: it must not wait for a copy to disk."""
     writer, reader = stores
     segment = write(writer, 1)

@@ -62,9 +62,7 @@ def test_classes_and_functions_of_a_script_travel_by_value() -> None:
     assert (f(1), local.answer) == (43, 42)
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "num_buffers"), [(codec.OUT_OF_BAND_BYTES - 1, 0), (codec.OUT_OF_BAND_BYTES, 1)]
-)
+@pytest.mark.parametrize(("num_bytes", "num_buffers"), [(codec.OUT_OF_BAND_BYTES - 1, 0), (codec.OUT_OF_BAND_BYTES, 1)])
 def test_large_buffers_stay_out_of_the_stream(num_bytes: int, num_buffers: int) -> None:
     packed = codec.pack({"a": np.zeros(num_bytes, np.uint8)})
     assert len(packed.buffers) == num_buffers

@@ -35,9 +35,7 @@ _SAMPLES: dict[Any, Any] = {
     str: "w1",
     bytes: b"\0\xff",
     bool: True,
-    Value: Value(
-        b"x", Segment("w1", "s-w1-1", [1, 2]), [("driver", 3)], ErrorInfo("TaskError", "why"), ("w2", 4)
-    ),
+    Value: Value(b"x", Segment("w1", "s-w1-1", [1, 2]), [("driver", 3)], ErrorInfo("TaskError", "why"), ("w2", 4)),
     ErrorInfo: ErrorInfo("ActorDied", "why", b"e", ["builtins.ValueError"]),
     dict[str, float]: {"CPU": 1.0},
     dict[str, str]: {"w1": "it was killed"},
@@ -71,9 +69,7 @@ _SAMPLES: dict[Any, Any] = {
     list[GroupState]: [GroupState("g", "", "PACK", "CREATED", [{"CPU": 1.0}], ["node"])],
     Place: Place("node", Shape((("CPU", 1.0),)), "driver:1", 0),
     messages.Code: messages.Code("k", "f", b"x"),
-    messages.Run: messages.Run(
-        1, "k", "__init__", b"a", messages.More(creation=messages.Creation("driver:1"))
-    ),
+    messages.Run: messages.Run(1, "k", "__init__", b"a", messages.More(creation=messages.Creation("driver:1"))),
     list[dict[str, Any]]: [{"task": "driver:1", "waits": 2, "resources": {"CPU": 1.0}, "lent": None}],
     dict[str, Any]: {"pid": 7, "sent": {"w1": [["f", "task", 3]]}},
 }

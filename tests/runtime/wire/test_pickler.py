@@ -71,12 +71,8 @@ def exceptions() -> list[BaseException]:
 
 def fields(error: BaseException) -> dict[str, Any]:
     """All that can be read of it, built-in attributes (`errno`, `reason`, `value`) included."""
-    names = [
-        name for name in dir(error) if not name.startswith("_") and name not in ("args", "cause", "add_note")
-    ]
-    return {
-        name: value for name in names if hasattr(error, name) and not callable(value := getattr(error, name))
-    }
+    names = [name for name in dir(error) if not name.startswith("_") and name not in ("args", "cause", "add_note")]
+    return {name: value for name in names if hasattr(error, name) and not callable(value := getattr(error, name))}
 
 
 def back(error: BaseException) -> BaseException:
@@ -171,9 +167,7 @@ def test_exceptions_whose_constructor_takes_other_arguments(error: Exception) ->
     got: Any = back(error)
     assert isinstance(got, type(error)) and isinstance(got, TaskError)
     names = [
-        name
-        for name in ("code", "field", "errno", "filename", "b", "place", "sum", "reason")
-        if hasattr(error, name)
+        name for name in ("code", "field", "errno", "filename", "b", "place", "sum", "reason") if hasattr(error, name)
     ]
     assert [repr(getattr(got, name)) for name in names] == [repr(getattr(error, name)) for name in names]
     assert repr(got.cause.args) == repr(error.args) or type(error) is OwnPickling
@@ -305,9 +299,7 @@ print("fine")
 @pytest.mark.process
 def test_classes_of_the_script_itself(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.stdout.strip() == "fine", done.stderr[-2000:]
 
 
@@ -332,9 +324,7 @@ def test_a_slice_of_a_tensor_sends_its_rows_only(size: int) -> None:
 
 
 def test_cached_functions_that_can_be_imported_go_by_name() -> None:
-    assert (
-        codec.unpack(codec.pack(inspect.getattr_static(functools, "lru_cache")).data) is functools.lru_cache
-    )
+    assert codec.unpack(codec.pack(inspect.getattr_static(functools, "lru_cache")).data) is functools.lru_cache
     blob = codec.pack([_cached_here]).data
     assert len(blob) < 200 and codec.unpack(blob)[0] is _cached_here
 

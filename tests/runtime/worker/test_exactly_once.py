@@ -102,9 +102,7 @@ STATES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "state", STATES, ids=lambda state: f"{type(state).__name__}-{np.asarray(state).dtype}"
-)
+@pytest.mark.parametrize("state", STATES, ids=lambda state: f"{type(state).__name__}-{np.asarray(state).dtype}")
 def test_every_state_comes_back(tmp_path: Path, state: Any) -> None:
     """Small arrays are packed in a form of their own."""
     once, counter = ExactlyOnce(str(tmp_path / "file")), Counter()

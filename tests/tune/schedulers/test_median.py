@@ -28,14 +28,10 @@ def test_a_trial_stops_when_its_best_is_below_the_median_of_the_others_running_a
     three_others(play)
     play.add(2)
     assert play.report(3, 1, 0.29) == Continue()  # before min_progress
-    assert play.report(3, 2, 0.1) == Stop(
-        "its best is below the median of 3 others' averages at 2 steps (0.29 < 0.3)"
-    )
+    assert play.report(3, 2, 0.1) == Stop("its best is below the median of 3 others' averages at 2 steps (0.29 < 0.3)")
     # Of the averages 0.2, 0.5, 0.3 and trial 3's (0.29 + 0.1) / 2 = 0.195 the middle two are 0.2 and 0.3: 0.25.
     assert play.report(4, 1, 0.24) == Continue()
-    assert play.report(4, 2, 0.0) == Stop(
-        "its best is below the median of 4 others' averages at 2 steps (0.24 < 0.25)"
-    )
+    assert play.report(4, 2, 0.0) == Stop("its best is below the median of 4 others' averages at 2 steps (0.24 < 0.25)")
 
 
 def test_a_best_that_equals_the_median_goes_on_and_a_bad_last_score_does_not_matter():

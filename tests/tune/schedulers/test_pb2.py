@@ -43,9 +43,7 @@ def test_without_time_it_is_the_squared_exponential_of_scikit_learn() -> None:
     x, y, new = rng.random((20, 3)), rng.standard_normal(20), rng.random((5, 3))
     times = np.zeros(20)
     kernel = Kernel(variance=1.7, lengthscale=0.4, epsilon=0.3, noise=0.05)
-    theirs = regressor(
-        kernels.ConstantKernel(1.7) * kernels.RBF(0.4), alpha=0.05 + JITTER, optimizer=None
-    ).fit(x, y)
+    theirs = regressor(kernels.ConstantKernel(1.7) * kernels.RBF(0.4), alpha=0.05 + JITTER, optimizer=None).fit(x, y)
     mean, deviation = theirs.predict(new, return_std=True)
     ours = GaussianProcess(kernel, x, times, y)
     assert ours.mean(new, np.zeros(5)) == pytest.approx(mean)
@@ -147,9 +145,7 @@ def test_periods_are_read_from_scores_and_copies() -> None:
     assert [period.begin for period in periods_of(Trial(0, {}, {}, 0, history=trial.history), 4)] == [1, 4, 9]
 
 
-@pytest.mark.parametrize(
-    "space", [{"layers": choice([[1], [2, 3]]), "a": choice(["b", "c"])}, {"n": choice([1, 2])}]
-)
+@pytest.mark.parametrize("space", [{"layers": choice([[1], [2, 3]]), "a": choice(["b", "c"])}, {"n": choice([1, 2])}])
 def test_a_space_without_a_range_is_refused(space: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="take pbt"):
         PB2(4).open(0, Space.parse(space))
@@ -171,9 +167,7 @@ class Moving:
 @pytest.mark.slow
 def test_it_follows_a_moving_optimum_and_mixes_with_choices() -> None:
     space = {"x": uniform(0.0, 1.0), "kind": choice(["a", "b"]), "unused": loguniform(1e-4, 1.0)}
-    population = Population(
-        Moving, space, lambda: PB2(1, synch=True), num_samples=8, slots=8, stop={"step": 20}
-    ).run()
+    population = Population(Moving, space, lambda: PB2(1, synch=True), num_samples=8, slots=8, stop={"step": 20}).run()
     assert all(trial.state is TrialState.COMPLETE for trial in population.trials)
     best = population.experiment.roster.best()[0]
     best_fixed = 20 - sum((0.5 - (0.2 + 0.6 * step / 20)) ** 2 for step in range(20))

@@ -38,8 +38,7 @@ def scheduler(space: dict[str, Any] | None = None, seed: int = 0, **settings: An
 
 def members(pbt: PBT, num: int, *, all_there: bool = True) -> list[Trial]:
     trials = [
-        Trial(n, {"lr": 0.1 + n / 100}, {"lr": 0.1 + n / 100}, seed=n, state=TrialState.RUNNING)
-        for n in range(num)
+        Trial(n, {"lr": 0.1 + n / 100}, {"lr": 0.1 + n / 100}, seed=n, state=TrialState.RUNNING) for n in range(num)
     ]
     for trial in trials:
         pbt.add(trial)
@@ -203,9 +202,7 @@ def test_where_others_wait_for_a_slot_a_trial_pauses_and_is_ranked_when_all_are_
 # ---------------------------------------------------------------- explore
 
 
-def changes(
-    value: Any, mutation: Any, resample_probability: float = 0.0, num: int = 400, **space: Any
-) -> Counter[Any]:
+def changes(value: Any, mutation: Any, resample_probability: float = 0.0, num: int = 400, **space: Any) -> Counter[Any]:
     domain = Space.parse({"p": mutation} | space).domains["p"]
     how = mutations_of("pbt", ["p"], Space.parse({"p": mutation}))["p"]
     rng = np.random.default_rng(0)
@@ -284,9 +281,7 @@ def test_a_copy_has_the_sources_values_computed_ones_and_those_of_a_branch_it_ha
     assert verdict.config["twice"] == 2 * verdict.config["lr"]
     assert verdict.config["size"] == [64, 64]
     assert 0.8 <= verdict.config["optimizer"]["adam"]["beta"] < 1.0
-    assert (
-        f"copy of trial 0 (0.9, itself 0.1 at step 4): lr 0.3 -> {verdict.config['lr']:.4g}" in verdict.reason
-    )
+    assert f"copy of trial 0 (0.9, itself 0.1 at step 4): lr 0.3 -> {verdict.config['lr']:.4g}" in verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -362,9 +357,7 @@ def has_its_lineage(trial: Trial) -> bool:
 
 @pytest.mark.parametrize("slots", [1, 2, 6])
 @pytest.mark.parametrize("synch", [False, True])
-def test_every_trial_comes_round_with_few_slots_and_its_schedule_is_what_happened(
-    slots: int, synch: bool
-) -> None:
+def test_every_trial_comes_round_with_few_slots_and_its_schedule_is_what_happened(slots: int, synch: bool) -> None:
     for order in range(5):
         population = climb(slots=slots, order=order, pbt={"synch": synch}).run()
         assert population.most_at_once == slots

@@ -32,9 +32,7 @@ def regret(problem, method):
         for seed in range(SEEDS)
     ]
     assert all(len(trace.regret) == budget for trace in traces)
-    return float(np.median([np.mean(trace.regret) for trace in traces])), np.mean(
-        [t.num_trials for t in traces]
-    )
+    return float(np.median([np.mean(trace.regret) for trace in traces])), np.mean([t.num_trials for t in traces])
 
 
 def test_at_an_equal_budget_asha_and_hyperband_try_more_and_find_better_than_random_search(problem):

@@ -247,9 +247,7 @@ def test_a_function_that_catches_the_stop_and_reports_again_is_stopped_again(tmp
     program.close()  # the other two reports raise at once, and it ends
 
 
-def test_a_function_that_goes_on_regardless_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_that_goes_on_regardless_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "GRACE_S", 0.05)
     gate = threading.Event()
 
@@ -269,9 +267,7 @@ def test_a_function_that_goes_on_regardless_is_given_up(
     program.close()
 
 
-def test_an_error_while_it_is_stopped_is_printed_and_no_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_error_while_it_is_stopped_is_printed_and_no_more(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     def trial(config: dict, report: Any) -> None:
         try:
             report(a=1)
@@ -495,9 +491,7 @@ def yielding_then(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("made", [reporting_then, yielding_then])
-def test_what_a_trial_returns_is_its_last_report(
-    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_what_a_trial_returns_is_its_last_report(made: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     def all_of(trainable: Any) -> list[Any]:
         program = open_program(trainable, {}, context(tmp_path, metric="loss"))
         reports = []
@@ -652,9 +646,7 @@ def test_what_is_no_report_says_so_where_it_was_made(reported: Any, message: str
 
 def saved_and_loaded(state: Any, directory: Path) -> Any:
     """What comes back of a state that a function gave with its report."""
-    program = open_program(
-        lambda config, report: report(a=1, checkpoint=state), {}, context(directory / "trial")
-    )
+    program = open_program(lambda config, report: report(a=1, checkpoint=state), {}, context(directory / "trial"))
     program.step()
     name = program.save_to(directory / "trial" / "checkpoints")
     program.close()
@@ -684,11 +676,7 @@ def test_states_come_back_as_they_were(tmp_path: Path) -> None:
     assert saved_and_loaded(state, tmp_path) == state
     for array in (np.arange(6, dtype=np.uint8).reshape(2, 3), np.zeros((0, 3)), np.array(2.5, np.float16)):
         loaded = saved_and_loaded(array, tmp_path)
-        assert (
-            loaded.dtype == array.dtype
-            and loaded.shape == array.shape
-            and loaded.tobytes() == array.tobytes()
-        )
+        assert loaded.dtype == array.dtype and loaded.shape == array.shape and loaded.tobytes() == array.tobytes()
         assert loaded.flags.writeable
     assert saved_and_loaded([1, 2], tmp_path) == [1, 2]
 
@@ -848,9 +836,7 @@ class Drawing:
         return {"a": random.random(), "b": np.random.rand()}
 
 
-@pytest.mark.parametrize(
-    "trainable", [drawing, Drawing, lambda config: {"a": random.random(), "b": np.random.rand()}]
-)
+@pytest.mark.parametrize("trainable", [drawing, Drawing, lambda config: {"a": random.random(), "b": np.random.rand()}])
 def test_global_generators_are_seeded(trainable: Any, tmp_path: Path) -> None:
     def first(seed: int) -> Any:
         random.seed(seed + 1)
@@ -880,9 +866,7 @@ print([open_program(trial, {}, TrialContext(0, 7, Path())).step() for _ in range
 @pytest.mark.process
 def test_torch_is_seeded_also_when_the_trial_imports_it(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    text = subprocess.run(
-        [sys.executable, "-c", TORCH_INSIDE], capture_output=True, text=True, check=True
-    ).stdout
+    text = subprocess.run([sys.executable, "-c", TORCH_INSIDE], capture_output=True, text=True, check=True).stdout
     first, second = ast.literal_eval(text)
     assert first == second and first["seeded"] == 7
 
@@ -896,9 +880,7 @@ def test_several_seeds_report_their_means(tmp_path: Path) -> None:
     assert metrics is not None
     seeds = [seed % 1000 for seed in seeds_of(7, 3)]
     assert seeds[0] == 7 and len(set(seeds)) == 3
-    assert (
-        metrics["seed"] == pytest.approx(np.mean(seeds)) and metrics["text"] == "x" and metrics["flag"] == 1
-    )
+    assert metrics["seed"] == pytest.approx(np.mean(seeds)) and metrics["text"] == "x" and metrics["flag"] == 1
     assert metrics["seed_std"] == pytest.approx(np.std(seeds, ddof=1))
     assert program.step() is None
     program.close()

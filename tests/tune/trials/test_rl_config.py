@@ -27,12 +27,8 @@ def test_the_tuned_config_is_the_base_and_how_it_is_tested_is_not() -> None:
     assert config.stop.episode_return_mean is None and config.expect.episode_return_mean is None
     assert config.stop.env_steps == 1_000_000  # the default: the experiment says when
     assert config.seed == 9
-    assert plan.notes == [
-        "settings that config does not name are those of the tuned config ppo/CartPole-v1.yaml"
-    ]
-    assert (
-        plan_trial("ppo", {"env": "Acrobot-v1x"}).notes == []
-    )  # no such environment, which is said elsewhere
+    assert plan.notes == ["settings that config does not name are those of the tuned config ppo/CartPole-v1.yaml"]
+    assert plan_trial("ppo", {"env": "Acrobot-v1x"}).notes == []  # no such environment, which is said elsewhere
 
 
 @pytest.mark.parametrize(
@@ -97,9 +93,7 @@ def test_what_a_checkpoint_is_made_for_cannot_mutate() -> None:
     }
     scheduler: dict[str, Any] = {"name": "pbt", "perturbation_period": 1000}
     spec = ExperimentSpec(trainable="ppo", config=space, stop={"env_steps": 4000}, scheduler=scheduler)
-    with pytest.raises(
-        ConfigError, match=r"would change 'num_envs_per_worker'.*mutations: \[learning_rate\]"
-    ):
+    with pytest.raises(ConfigError, match=r"would change 'num_envs_per_worker'.*mutations: \[learning_rate\]"):
         spec.checked()
     scheduler["mutations"] = ["learning_rate"]
     ExperimentSpec(trainable="ppo", config=space, stop={"env_steps": 4000}, scheduler=scheduler).checked()

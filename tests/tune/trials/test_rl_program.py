@@ -49,9 +49,7 @@ program.close()
 """
 
 
-def begin(
-    directory: Path, config: dict[str, Any] = SMALL, seed: int = 7, algo: str = "ppo", **more: Any
-) -> Any:
+def begin(directory: Path, config: dict[str, Any] = SMALL, seed: int = 7, algo: str = "ppo", **more: Any) -> Any:
     return open_program(algo, config, TrialContext(3, seed, directory, **more))
 
 
@@ -283,9 +281,7 @@ def test_without_rollout_workers_nothing_runs_outside_the_host(torch_cluster: No
     assert client != "inproc" and is_connected
 
 
-def test_rollout_workers_live_in_the_trials_booking_and_end_with_the_trial(
-    torch_cluster: None, tmp_path: Path
-) -> None:
+def test_rollout_workers_live_in_the_trials_booking_and_end_with_the_trial(torch_cluster: None, tmp_path: Path) -> None:
     group, host = booked(2)
     for number in range(2):
         config = SMALL | {"num_rollout_workers": 2, "num_envs_per_worker": 2}
@@ -296,9 +292,7 @@ def test_rollout_workers_live_in_the_trials_booking_and_end_with_the_trial(
             assert soon(lambda: len(living()) == 1)
     rlplat.remove_placement_group(group)
     assert soon(lambda: not living()), "all of them were in the group"
-    first, second = (
-        [without_times(r) for r in read_records(tmp_path / f"0000{n}" / "metrics.jsonl")] for n in (0, 1)
-    )
+    first, second = ([without_times(r) for r in read_records(tmp_path / f"0000{n}" / "metrics.jsonl")] for n in (0, 1))
     assert first == second  # and the same numbers each time
 
 
@@ -311,9 +305,7 @@ def test_tune_ppo_and_train_with_the_best(tmp_path: Path, capfd: pytest.CaptureF
 
     rlplat.init(num_cpus=2, num_gpus=0, preload=["torch"])
     space = SMALL | {"learning_rate": tune.grid([1e-2, 1e-3, 1e-9]), "stop": {}}
-    analysis = tune.run(
-        "ppo", space, stop={"env_steps": 1024}, max_concurrent=2, out=tmp_path / "exp", seed=4
-    )
+    analysis = tune.run("ppo", space, stop={"env_steps": 1024}, max_concurrent=2, out=tmp_path / "exp", seed=4)
     assert soon(lambda: not living())
     rlplat.shutdown()
     trials = analysis.trials
@@ -338,9 +330,7 @@ def test_tune_ppo_and_train_with_the_best(tmp_path: Path, capfd: pytest.CaptureF
     assert cli.main(arguments) == 0
     again = read_records(tmp_path / "again" / "metrics.jsonl")
     mine = read_records(tmp_path / "exp" / "trials" / best.directory_name / "metrics.jsonl")
-    assert [without_times(record) for record in again[: len(mine)]] == [
-        without_times(record) for record in mine
-    ]
+    assert [without_times(record) for record in again[: len(mine)]] == [without_times(record) for record in mine]
 
 
 def test_kind_of_an_algorithm() -> None:
@@ -359,9 +349,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_algorithm_lives_in_its_host_and_leaves_nothing_there(
-    torch_cluster: None, tmp_path: Path
-) -> None:
+def test_every_algorithm_lives_in_its_host_and_leaves_nothing_there(torch_cluster: None, tmp_path: Path) -> None:
     host = Host.remote()
     for number, (algo, settings) in enumerate(OTHERS.items()):
         config = settings | {"env": "CartPole-v1", "policy": {"hidden_sizes": [16]}, "num_rollout_workers": 0}

@@ -49,9 +49,7 @@ class ExperimentAnalysis:
     def trials(self) -> list[Trial]:
         return [Trial(trial, self._analysis) for trial in self._analysis.trials]
 
-    def get_best_trial(
-        self, metric: str | None = None, mode: str | None = None, scope: str = "last"
-    ) -> Trial:
+    def get_best_trial(self, metric: str | None = None, mode: str | None = None, scope: str = "last") -> Trial:
         """scope: "last" report of each trial, "all", or their "avg"."""
         metric, mode = (
             metric or self.default_metric,
@@ -60,17 +58,11 @@ class ExperimentAnalysis:
         if metric is None:
             raise OptionError("which trial is best? metric= and mode= here, or of tune.run")
         if mode not in ("max", "min") or scope not in ("last", "all", "avg"):
-            raise OptionError(
-                f"mode={mode!r}, scope={scope!r}: mode is max or min, scope is last, all or avg"
-            )
+            raise OptionError(f"mode={mode!r}, scope={scope!r}: mode is max or min, scope is last, all or avg")
         values = {}
         for trial in self.trials:
-            rows = (
-                [trial.last_result] if scope == "last" else self._reports[trial.trial_id].to_dict("records")
-            )
-            numbers = [
-                row[metric] for row in rows if row.get(metric) is not None and row[metric] == row[metric]
-            ]
+            rows = [trial.last_result] if scope == "last" else self._reports[trial.trial_id].to_dict("records")
+            numbers = [row[metric] for row in rows if row.get(metric) is not None and row[metric] == row[metric]]
             if numbers:
                 fold: Callable[[list[float]], float] = {"max": max, "min": min}[mode]
                 values[trial.trial_id] = sum(numbers) / len(numbers) if scope == "avg" else fold(numbers)
@@ -88,9 +80,7 @@ class ExperimentAnalysis:
     def get_best_logdir(self, metric: str | None = None, mode: str | None = None, scope: str = "last") -> str:
         return self.get_best_trial(metric, mode, scope).logdir
 
-    def get_best_checkpoint(
-        self, trial: Trial, metric: str | None = None, mode: str | None = None
-    ) -> str | None:
+    def get_best_checkpoint(self, trial: Trial, metric: str | None = None, mode: str | None = None) -> str | None:
         """Its newest one."""
         return trial.checkpoint_path
 
@@ -133,11 +123,7 @@ class ExperimentAnalysis:
     @property
     def trial_dataframes(self) -> dict[str, Any]:
         """The reports of each trial, by its directory."""
-        return {
-            trial.logdir: self._reports[trial.trial_id]
-            for trial in self.trials
-            if trial.trial_id in self._reports
-        }
+        return {trial.logdir: self._reports[trial.trial_id] for trial in self.trials if trial.trial_id in self._reports}
 
     def fetch_trial_dataframes(self) -> dict[str, Any]:
         return self.trial_dataframes
@@ -170,9 +156,7 @@ class ResultGrid:
             metrics_dataframe=frames.get(trial.logdir),
         )
 
-    def get_best_result(
-        self, metric: str | None = None, mode: str | None = None, scope: str = "last"
-    ) -> Result:
+    def get_best_result(self, metric: str | None = None, mode: str | None = None, scope: str = "last") -> Result:
         return self._result(self._analysis.get_best_trial(metric, mode, scope))
 
     def get_dataframe(self, filter_metric: str | None = None, filter_mode: str | None = None) -> Any:

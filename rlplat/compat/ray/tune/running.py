@@ -130,9 +130,7 @@ def _objective(
     for what, given in (("metric", metric), ("mode", mode)):
         said = {value for value in (given, *(getattr(one, what) for one in givers)) if value}
         if len(said) > 1:
-            raise OptionError(
-                f"tune.run has several values of {what}, {', '.join(sorted(said))}: give one of them"
-            )
+            raise OptionError(f"tune.run has several values of {what}, {', '.join(sorted(said))}: give one of them")
     metric = metric or next((one.metric for one in givers if one.metric), None)
     mode = mode or next((one.mode for one in givers if one.mode), None)
     if metric is None and scheduler is not None and not isinstance(scheduler, FIFOScheduler):
@@ -146,14 +144,10 @@ def _resources(trainable: Any, given: Any) -> dict[str, float] | None:
     given = getattr(trainable, "resources", None) if given is None else given
     if given is None:
         if hasattr(trainable, "default_resource_request"):
-            raise OptionError(
-                f"{trainable.__name__}.default_resource_request is not here: resources_per_trial={{...}}"
-            )
+            raise OptionError(f"{trainable.__name__}.default_resource_request is not here: resources_per_trial={{...}}")
         return None
     if callable(given) or not isinstance(given, Mapping):
-        raise OptionError(
-            "resources_per_trial is a dict, {'cpu': 2, 'gpu': 1}: of the trial and all that it starts"
-        )
+        raise OptionError("resources_per_trial is a dict, {'cpu': 2, 'gpu': 1}: of the trial and all that it starts")
     total: dict[str, float] = {}
     for name, amount in {**given, **given.get("custom_resources", {})}.items():
         if name != "custom_resources":
@@ -187,9 +181,7 @@ def _arguments(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """Of `run`, from an experiment's dict of 2017 to 2020."""
     spec = dict(spec)
     if "run" not in spec:
-        raise ConfigError(
-            f"experiment {name}: 'run' is missing: a trainable, or the name that it is registered as"
-        )
+        raise ConfigError(f"experiment {name}: 'run' is missing: a trainable, or the name that it is registered as")
     for old, new in (
         ("repeat", "num_samples"),
         ("resources", "resources_per_trial"),
@@ -200,9 +192,7 @@ def _arguments(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "run_or_experiment": spec.pop("run"), **spec}
 
 
-def run_experiments(
-    experiments: Any, scheduler: TrialScheduler | None = None, **settings: Any
-) -> list[Trial]:
+def run_experiments(experiments: Any, scheduler: TrialScheduler | None = None, **settings: Any) -> list[Trial]:
     """Experiments by name, {"run": ..., "stop": ..., "config": ...} each; one after the other. -> all their trials."""
     if isinstance(experiments, Mapping) and "run_or_experiment" not in experiments:
         experiments = [_arguments(name, spec) for name, spec in experiments.items()]

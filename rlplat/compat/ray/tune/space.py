@@ -70,9 +70,7 @@ def _translated(value: Any, name: str) -> Any:
         if set(value) == {"grid_search"}:
             return tune.grid(value["grid_search"])
         if set(value) == {"eval"}:
-            raise ConfigError(
-                f"config {name}: {{'eval': ...}} is not here: tune.sample_from(lambda spec: ...)"
-            )
+            raise ConfigError(f"config {name}: {{'eval': ...}} is not here: tune.sample_from(lambda spec: ...)")
         return {key: _translated(inner, f"{name}.{key}") for key, inner in value.items()}
     if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["spec"]:
         return sample_from(value)  # of 2017, before `sample_from`

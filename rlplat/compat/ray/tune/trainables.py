@@ -173,9 +173,7 @@ def of_function(function: Callable[..., Any], constants: dict[str, Any], ends: E
 
 def of_class(kind: type, constants: dict[str, Any], ends: Ends | None) -> type:
     if not issubclass(kind, Trainable):
-        raise ConfigError(
-            f"{kind.__name__} is not a tune.Trainable: derive it from rlplat.compat.ray.tune.Trainable"
-        )
+        raise ConfigError(f"{kind.__name__} is not a tune.Trainable: derive it from rlplat.compat.ray.tune.Trainable")
     setup, step, save, load, close = (method_of(kind, what) for what in _KINDS)
     if step is None:
         raise ConfigError(f"{kind.__name__} has neither step() nor _train()")
@@ -219,9 +217,7 @@ def of_class(kind: type, constants: dict[str, Any], ends: Ends | None) -> type:
             return {"iteration": iteration, "dict": made}
         inner = os.path.relpath(os.path.join(self._directory, made), path) if made else "."
         if inner.startswith(".."):
-            raise ConfigError(
-                f"{kind.__name__} saved {made}: return a path below the directory that it was given"
-            )
+            raise ConfigError(f"{kind.__name__} saved {made}: return a path below the directory that it was given")
         return {"iteration": iteration, "directory": path, "inner": inner}
 
     def loaded(self: Any, state: dict[str, Any]) -> None:

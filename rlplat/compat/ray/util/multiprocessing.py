@@ -16,9 +16,7 @@ class _Process:
         if initializer is not None:
             initializer(*initargs)
 
-    def run(
-        self, function: Callable[..., Any], argument_lists: list[Any], kwargs: dict[str, Any]
-    ) -> list[Any]:
+    def run(self, function: Callable[..., Any], argument_lists: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         return [function(*args, **kwargs) for args in argument_lists]
 
 
@@ -53,9 +51,7 @@ class Pool:
             rlplat.init()
         num_cpus = int(rlplat.cluster_resources().get("CPU", 1))
         if not 1 <= (processes or 1) <= num_cpus:
-            raise InfeasibleResources(
-                f"Pool({processes}): a CPU for each process, and the cluster has {num_cpus}"
-            )
+            raise InfeasibleResources(f"Pool({processes}): a CPU for each process, and the cluster has {num_cpus}")
         make = rlplat.remote(**{"num_cpus": 1, **(ray_remote_args or {})})(_Process)
         self._processes = [make.remote(initializer, tuple(initargs)) for _ in range(processes or num_cpus)]
         self._turn = itertools.cycle(self._processes)

@@ -48,9 +48,7 @@ class Queue:
 
     def __init__(self, maxsize: int = 0, actor_options: dict[str, Any] | None = None) -> None:
         self.maxsize = maxsize
-        self.actor = rlplat.remote(**{"max_concurrency": 1000, **(actor_options or {})})(_Items).remote(
-            maxsize
-        )
+        self.actor = rlplat.remote(**{"max_concurrency": 1000, **(actor_options or {})})(_Items).remote(maxsize)
 
     def qsize(self) -> int:
         return int(rlplat.get(self.actor.size.remote()))

@@ -91,9 +91,7 @@ class LineGame:
         for index, cells in enumerate(lines):
             self._lines[cells, index] = 1.0
         grid = np.arange(rows * columns).reshape(rows, columns)
-        turned = (
-            [np.rot90(grid, quarter) for quarter in range(4)] if rows == columns and not drops else [grid]
-        )
+        turned = [np.rot90(grid, quarter) for quarter in range(4)] if rows == columns and not drops else [grid]
         self.symmetries = tuple(
             (cells.ravel(), cells[-1] - cells[-1].min() if drops else cells.ravel())
             for turn in turned

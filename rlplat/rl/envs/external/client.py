@@ -123,9 +123,7 @@ class Simulators:
         welcome = self._receive()
         protocol = welcome["protocol"]
         if protocol not in (PROTOCOL, LOCAL_PROTOCOL):
-            raise Refused(
-                f"the training speaks protocol {protocol}, this client {PROTOCOL} and {LOCAL_PROTOCOL}"
-            )
+            raise Refused(f"the training speaks protocol {protocol}, this client {PROTOCOL} and {LOCAL_PROTOCOL}")
         self.spaces = welcome["spaces"]
         self._socket.send(pack({"type": "join", "protocol": protocol, "num_envs": self.num_envs}))
         self.seeds = self._receive()["seeds"]
@@ -244,9 +242,7 @@ class LocalPolicy:
 
     def act(self, obs: Any) -> dict[str, np.ndarray]:
         """-> actions by path."""
-        leaves = {
-            path: np.asarray(each) for path, each in (obs if isinstance(obs, dict) else {"": obs}).items()
-        }
+        leaves = {path: np.asarray(each) for path, each in (obs if isinstance(obs, dict) else {"": obs}).items()}
         feeds = {name: self._input(name, leaves) for name in self._inputs}
         found = dict(zip(self._wanted, self._session.run(self._wanted, feeds), strict=True))
         known = feeds | found
@@ -276,9 +272,7 @@ class LocalPolicy:
             "version": self._version,
             "continues": followed,
             **{
-                part: {
-                    name: _array(np.stack([step[part][name] for step in steps])) for name in steps[0][part]
-                }
+                part: {name: _array(np.stack([step[part][name] for step in steps])) for name in steps[0][part]}
                 for part in ("obs", "outputs")
             },
             **{
@@ -317,9 +311,7 @@ class LocalPolicy:
         assert self._decided is not None
         (obs, outputs), self._decided = self._decided, None
         if truncated.any() and final_obs is None:
-            raise Refused(
-                "final_obs is missing: the last observations of the episodes that ended in this step"
-            )
+            raise Refused("final_obs is missing: the last observations of the episodes that ended in this step")
         final = final_obs if isinstance(final_obs, dict) else {"": final_obs}
         self._steps.append(
             {
@@ -365,9 +357,7 @@ class LocalPolicy:
                 "pip install onnxruntime"
             ) from None
         if hashlib.sha256(model[:-_SEAL_BYTES]).hexdigest().encode() != model[-64:]:
-            raise Refused(
-                f"the policy of version {self._version} came here damaged: its checksum is another one"
-            )
+            raise Refused(f"the policy of version {self._version} came here damaged: its checksum is another one")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
@@ -491,7 +481,5 @@ def _arrays(obs: Any) -> dict[str, Any]:
 
 def _read(each: dict[str, Any]) -> np.ndarray:
     dtype = np.dtype(each["dtype"])
-    array: np.ndarray = (
-        np.frombuffer(each["data"], dtype.newbyteorder("<")).astype(dtype).reshape(each["shape"])
-    )
+    array: np.ndarray = np.frombuffer(each["data"], dtype.newbyteorder("<")).astype(dtype).reshape(each["shape"])
     return array

@@ -137,9 +137,7 @@ def read_rows(frame: Reset | Advance, leaves: Leaves, num_rows: int) -> Rows:
     final_obs = obs
     if (terminated | truncated).any():
         if frame.final_obs is None:
-            raise BadFrame(
-                "final_obs is missing: the last observations of the episodes that ended in this step"
-            )
+            raise BadFrame("final_obs is missing: the last observations of the episodes that ended in this step")
         final_obs = _read_obs("final_obs", frame.final_obs, leaves, (num_rows,))
     return Rows(obs, False, rewards, terminated, truncated, final_obs)
 
@@ -155,9 +153,7 @@ def read_fragment(
     terminated = _read("terminated", frame.terminated, "bool", shape)
     truncated = _read("truncated", frame.truncated, "bool", shape)
     if (terminated & truncated).any():
-        raise BadFrame(
-            "terminated and truncated are both true of a step: of one that terminated, send truncated false"
-        )
+        raise BadFrame("terminated and truncated are both true of a step: of one that terminated, send truncated false")
     next_obs = _read_obs("next_obs", frame.next_obs, leaves, (num_rows,))
     num_cut = int(truncated.sum())
     final_obs = {path: each[:0, 0] for path, each in obs.items()}
@@ -187,9 +183,7 @@ def pack_array(array: np.ndarray) -> dict[str, Any]:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": little.tobytes()}
 
 
-def _read_obs(
-    what: str, obs: dict[str, Packed], leaves: Leaves, rows: tuple[int, ...]
-) -> dict[str, np.ndarray]:
+def _read_obs(what: str, obs: dict[str, Packed], leaves: Leaves, rows: tuple[int, ...]) -> dict[str, np.ndarray]:
     if obs.keys() != leaves.keys():
         raise BadFrame(f"{what} has the arrays {sorted(obs)}; expected {sorted(leaves)}")
     return {

@@ -126,9 +126,7 @@ class SimulatorListener:
 
     def wait_for(self, num_ready: Callable[[], int]) -> None:
         """Until `num_ready` environments are all of them; says every few seconds how many are there. With the lock."""
-        while not self._changed.wait_for(
-            lambda: self._is_closed or num_ready() == len(self._seeds), TELL_PERIOD_S
-        ):
+        while not self._changed.wait_for(lambda: self._is_closed or num_ready() == len(self._seeds), TELL_PERIOD_S):
             there = sum(len(each.lanes) for each in self._simulators)
             log.info(
                 "waiting for simulators at %s: %d of %d environments are connected, %d have answered",
@@ -168,9 +166,7 @@ class SimulatorListener:
             simulator = self._join(self._receive(connection, JOIN_S))
             self._connections[connection] = simulator
             protocol = connection.protocol
-            name = (
-                "max_message_size" if hasattr(protocol, "max_message_size") else "max_size"
-            )  # before websockets 15
+            name = "max_message_size" if hasattr(protocol, "max_message_size") else "max_size"  # before websockets 15
             setattr(protocol, name, frames.MAX_FRAME_BYTES)
             connection.send(frames.encode("joined", seeds=[self._seeds[lane] for lane in simulator.lanes]))
             self.talk(connection, simulator)
@@ -257,9 +253,7 @@ class SimulatorServer(SimulatorListener):
         while True:
             frame = self._receive(connection)
             if not isinstance(frame, expected):
-                raise BadFrame(
-                    f"{what}, and this is {type(frame).__name__.lower().replace('advance', 'step')}"
-                )
+                raise BadFrame(f"{what}, and this is {type(frame).__name__.lower().replace('advance', 'step')}")
             expected, what = Reset | Advance, "reset or step is expected"
             actions = self._exchange(simulator, frames.read_rows(frame, self._leaves, len(simulator.lanes)))
             if actions is None:
@@ -341,13 +335,9 @@ class FragmentServer(SimulatorListener):
             known = version
             frame = self._receive(connection)
             if not isinstance(frame, Fragment):
-                raise BadFrame(
-                    "a policy is answered with a fragment: this training lets simulators act by themselves"
-                )
+                raise BadFrame("a policy is answered with a fragment: this training lets simulators act by themselves")
             if frame.version != version:
-                raise BadFrame(
-                    f"the fragment is by version {frame.version}; the policy that was sent is {version}"
-                )
+                raise BadFrame(f"the fragment is by version {frame.version}; the policy that was sent is {version}")
             read = frames.read_fragment(frame, self._leaves, outputs, self._num_steps, len(simulator.lanes))
             with self._changed:
                 for lane, fragment in zip(simulator.lanes, read, strict=True):
@@ -363,7 +353,5 @@ def parse_address(listen: str) -> tuple[str, int]:
     """`:9900` (this machine only) or `host:9900`; ConfigError for others."""
     host, colon, port = str(listen).rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(
-            f"listen is {listen!r}: give a port, such as :9900, or an address, such as 0.0.0.0:9900"
-        )
+        raise ConfigError(f"listen is {listen!r}: give a port, such as :9900, or an address, such as 0.0.0.0:9900")
     return host.strip("[]") or "127.0.0.1", int(port)

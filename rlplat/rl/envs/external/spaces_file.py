@@ -33,9 +33,7 @@ def read_spaces(spaces: Any) -> dict[str, Any]:
             raise ConfigError(f"{where}: the file of spaces cannot be read: {error.strerror}") from None
     if not isinstance(spaces, dict) or set(spaces) != {"observation", "action"}:
         got = ", ".join(map(str, spaces)) if isinstance(spaces, dict) else repr(spaces)
-        raise ConfigError(
-            f"{where} has to have the keys observation and action, each one of {FORMS}; it has {got}"
-        )
+        raise ConfigError(f"{where} has to have the keys observation and action, each one of {FORMS}; it has {got}")
     for name in ("observation", "action"):
         make_space(spaces[name], f"{where}: {name}")
     return spaces

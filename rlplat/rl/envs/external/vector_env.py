@@ -78,9 +78,7 @@ class ExternalVectorEnv:
         """(rewards, terminated, truncated, last observations) of all environments; `_obs` is what they observe."""
         assert self._server is not None
         before, size = self._obs, self.num_envs
-        obs, final_obs = (
-            {path: np.zeros((size, *s), d) for path, (d, s) in self._leaves.items()} for _ in range(2)
-        )
+        obs, final_obs = ({path: np.zeros((size, *s), d) for path, (d, s) in self._leaves.items()} for _ in range(2))
         rewards = np.zeros(size, np.float32)
         terminated, truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
         for lanes, rows in self._server.take():
@@ -91,9 +89,7 @@ class ExternalVectorEnv:
             )
             for path in self._leaves:
                 obs[path][lanes] = rows.obs[path]
-                final_obs[path][lanes] = (
-                    before[path][lanes] if rows.is_reset and before else rows.final_obs[path]
-                )
+                final_obs[path][lanes] = before[path][lanes] if rows.is_reset and before else rows.final_obs[path]
         self._obs = obs
         return rewards, terminated, truncated, final_obs
 
@@ -101,6 +97,5 @@ class ExternalVectorEnv:
 def obs_leaves_of(space: Any) -> Leaves:
     """Of one environment's observations, as they travel."""
     return {
-        part.path: (np.dtype(part.space.dtype).name, tuple(map(int, part.space.shape)))
-        for part in obs_parts(space)
+        part.path: (np.dtype(part.space.dtype).name, tuple(map(int, part.space.shape))) for part in obs_parts(space)
     }

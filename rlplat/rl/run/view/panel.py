@@ -140,9 +140,7 @@ def _returns(shown: Shown, width: int) -> str:
     result = shown.result
     if result.episode_return_mean is None:
         running = result.metrics.get("rollout/longest_running_episode")
-        return "0 episodes finished" + (
-            f", longest running {running:,.0f} steps" if running is not None else ""
-        )
+        return "0 episodes finished" + (f", longest running {running:,.0f} steps" if running is not None else "")
     text = figure(result.episode_return_mean)
     length = f"length {result.episode_length_mean:.0f}, " if result.episode_length_mean is not None else ""
     after = f"{length}{episodes_text(result.episodes)}"
@@ -162,11 +160,7 @@ def _time(shown: Shown) -> str:
     if parts:
         return ", ".join(f"{100 * share:.0f} % {what}" for what, share in parts)
     is_measured = any(name.startswith("time/") for name in shown.seconds)
-    return (
-        f"shown after the first {MIN_S:.0f} s of training"
-        if is_measured
-        else "not measured by this algorithm"
-    )
+    return f"shown after the first {MIN_S:.0f} s of training" if is_measured else "not measured by this algorithm"
 
 
 class TrainingPanel(Progress):

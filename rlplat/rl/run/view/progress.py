@@ -67,9 +67,7 @@ def describe(result: Result, evaluated: float | None = None) -> str:
         longest = f", longest running {running:,.0f} steps" if running is not None else ""
         return f"0 episodes finished{longest}{evaluation}"
     length = f"length {result.episode_length_mean:.1f}, " if result.episode_length_mean is not None else ""
-    return (
-        f"return {figure(result.episode_return_mean)} ({length}{episodes_text(result.episodes)}){evaluation}"
-    )
+    return f"return {figure(result.episode_return_mean)} ({length}{episodes_text(result.episodes)}){evaluation}"
 
 
 class _Shown(logging.Handler):

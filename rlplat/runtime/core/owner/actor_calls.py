@@ -97,9 +97,7 @@ class ActorCalls:
                 if len(lease.in_flight) >= WINDOW:
                     break
                 # The oldest may be the creation, or a call without a number: then nothing new has been answered.
-                record.message.more.answered = max(
-                    0, seq_of(next(iter(lease.in_flight.values()), record)) - 1
-                )
+                record.message.more.answered = max(0, seq_of(next(iter(lease.in_flight.values()), record)) - 1)
             queue.popleft()
             lease.add(record)
             out.append(record)

@@ -76,9 +76,7 @@ class Book:
 
     def calls(self) -> list[Any]:
         """All that have not ended."""
-        return [
-            each.call for each in self.entries.values() if each.call is not None and each.call.id == each.id
-        ]
+        return [each.call for each in self.entries.values() if each.call is not None and each.call.id == each.id]
 
     def ended(self, ids: Iterable[int]) -> None:
         """The call that was to make these has ended."""
@@ -136,9 +134,7 @@ class Book:
         """Nobody has anything from a dead peer but what is booked of `after_death(peer)`."""
         for entry in [each for each in self.entries.values() if each.borrowers]:
             assert entry.borrowers is not None
-            lines = [
-                line for line in entry.borrowers if line == peer or (type(line) is tuple and peer in line)
-            ]
+            lines = [line for line in entry.borrowers if line == peer or (type(line) is tuple and peer in line)]
             for line in lines:
                 del entry.borrowers[line]
             if lines and not entry.num_refs:

@@ -73,9 +73,7 @@ class Lineage:
         if known is not None:
             known.live |= live
             return
-        producers = list(
-            {id(p): p for need in needs if (p := self._by_output.get(need)) is not None}.values()
-        )
+        producers = list({id(p): p for need in needs if (p := self._by_output.get(need)) is not None}.values())
         num_bytes = _RECIPE_BYTES + call_bytes
         recipe = Recipe(ids[0], ids, name, needs, call, num_bytes, retries_left, set(live), producers)
         for producer in producers:

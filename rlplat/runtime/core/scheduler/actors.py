@@ -106,9 +106,7 @@ class Actors:
 
     def add(self, event: ActorRequested) -> ActorEntry:
         e = event
-        entry = ActorEntry(
-            e.actor, e.client, e.info, e.shape, e.name, e.namespace, e.max_restarts, e.is_detached
-        )
+        entry = ActorEntry(e.actor, e.client, e.info, e.shape, e.name, e.namespace, e.max_restarts, e.is_detached)
         self.entries[e.actor] = entry
         if e.name:
             self.by_name[e.namespace, e.name] = e.actor

@@ -147,9 +147,7 @@ class Groups:
             group.freed(pool)
         return True
 
-    def _on_one_node(
-        self, group: Group, missing: list[int], taken: list[tuple[int, Node, dict[int, float]]]
-    ) -> bool:
+    def _on_one_node(self, group: Group, missing: list[int], taken: list[tuple[int, Node, dict[int, float]]]) -> bool:
         index = self._index(summed(group.bundles[number] for number in missing))
         tried: list[Pool] = []
         while len(tried) < _TRIED:  # with fractions of GPUs a node may have the sum and yet not the parts
@@ -162,9 +160,7 @@ class Groups:
             tried.append(node)
         return False
 
-    def _greedily(
-        self, group: Group, missing: list[int], taken: list[tuple[int, Node, dict[int, float]]]
-    ) -> bool:
+    def _greedily(self, group: Group, missing: list[int], taken: list[tuple[int, Node, dict[int, float]]]) -> bool:
         used: dict[Pool, None] = {pool.node: None for pool in group.pools if pool is not None}
         for number in _largest_first(group, missing):
             demand = group.bundles[number]
@@ -174,9 +170,7 @@ class Groups:
             used[node] = None
         return True
 
-    def _spread(
-        self, group: Group, missing: list[int], taken: list[tuple[int, Node, dict[int, float]]]
-    ) -> bool:
+    def _spread(self, group: Group, missing: list[int], taken: list[tuple[int, Node, dict[int, float]]]) -> bool:
         used: dict[Pool, None] = {pool.node: None for pool in group.pools if pool is not None}
         for number in _largest_first(group, missing):
             index = self._index(group.bundles[number])
@@ -188,9 +182,7 @@ class Groups:
             used[node] = None
         return True
 
-    def _take(
-        self, group: Group, number: int, node: Pool, taken: list[tuple[int, Node, dict[int, float]]]
-    ) -> bool:
+    def _take(self, group: Group, number: int, node: Pool, taken: list[tuple[int, Node, dict[int, float]]]) -> bool:
         demand = group.bundles[number]
         if not node.fits(demand):
             return False

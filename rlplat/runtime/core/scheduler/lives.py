@@ -44,9 +44,7 @@ class ActorLives:
     def _refuse_name(self, event: ActorRequested, holder: ActorEntry, seekers: list[str]) -> None:
         error = name_is_taken(event.name)
         if event.get_if_exists:
-            taken = Tell(
-                event.client, messages.NameTaken(event.actor, holder.id, holder.info, holder.is_detached)
-            )
+            taken = Tell(event.client, messages.NameTaken(event.actor, holder.id, holder.info, holder.is_detached))
             self._turn.out.append(taken)
         else:
             self._turn.out.append(Tell(event.client, messages.ActorGone(event.actor, error)))
@@ -96,9 +94,7 @@ class ActorLives:
             self._placing.unqueue(entry.request)
         placement = entry.placement
         when = "while it was restarted" if entry.num_restarts else "before it had a worker"
-        self._actors.bury(
-            entry, ErrorInfo("ActorDied", f"actor {entry.info.class_name} ended {when}: {reason}")
-        )
+        self._actors.bury(entry, ErrorInfo("ActorDied", f"actor {entry.info.class_name} ended {when}: {reason}"))
         if placement is not None:
             self._placing.cancel(placement)
 

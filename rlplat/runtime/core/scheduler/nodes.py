@@ -36,9 +36,7 @@ class Gpus:
     def take(self, amount: float) -> dict[int, float]:
         """Share by GPU."""
         if amount >= 1:
-            shares = dict.fromkeys(
-                sorted(g for g, left in self.left.items() if left >= 1)[: int(amount)], 1.0
-            )
+            shares = dict.fromkeys(sorted(g for g, left in self.left.items() if left >= 1)[: int(amount)], 1.0)
         else:
             fitting = [gpu for gpu, left in self.left.items() if left >= amount]
             shares = {min(fitting, key=lambda gpu: (self.left[gpu], gpu)): amount}

@@ -163,9 +163,7 @@ class Placing:
         """Whether its client has a worker of just this kind at work: its tasks come one after the other there."""
         if request.actor is not None:
             return False
-        placements = [
-            worker.placement for worker in self.leases.get(request.client, ()) if not worker.is_blocked
-        ]
+        placements = [worker.placement for worker in self.leases.get(request.client, ()) if not worker.is_blocked]
         return any(placement is not None and placement.shape == request.shape for placement in placements)
 
     def unqueue(self, request: Request) -> None:
@@ -368,9 +366,7 @@ class Placing:
             self.give(worker, placement)
             self.start_missing(worker.node, worker.env)
 
-    def _take_on_gpus(
-        self, node: Node, gpu_ids: tuple[int, ...], env: str, is_for_actor: bool
-    ) -> Worker | None:
+    def _take_on_gpus(self, node: Node, gpu_ids: tuple[int, ...], env: str, is_for_actor: bool) -> Worker | None:
         """The idle worker with just these GPUs; others that hold memory of any of them end."""
         found = None
         for worker in node.take_idle_on_gpus(gpu_ids):

@@ -124,9 +124,7 @@ class Scheduler:
         for placement in again:
             self.placing.withdraw(placement)
         for worker in workers:
-            self._bury_worker(
-                worker, f"its node {event.node} was lost: {event.reason}", "WorkerCrashed", False
-            )
+            self._bury_worker(worker, f"its node {event.node} was lost: {event.reason}", "WorkerCrashed", False)
         for placement in again:
             self.placing.demand_again(placement)
         self.placing.reserve_groups()
@@ -348,18 +346,14 @@ class Scheduler:
         if since_s >= WARN_AFTER_S - 1e-6 and not queue.is_warned:
             queue.is_warned = True
             why = views.why_waiting(self.placing, queue)
-            self._turn.out.append(
-                Warn(f"{views.waiter(queue, starving)} has waited for {since_s:.0f} s: {why}")
-            )
+            self._turn.out.append(Warn(f"{views.waiter(queue, starving)} has waited for {since_s:.0f} s: {why}"))
         self._turn.wake_at((now if queue.is_warned else queue.moved_at) + WARN_AFTER_S, self._explain, queue)
 
     def _explain_group(self, group: Group) -> None:
         if group.state == "PENDING":
             never = why_never(group, self.placing.known.values())
             why = never or f"too much is in use; {views.free_text(self.placing)}"
-            self._turn.out.append(
-                Warn(f"placement group {group.name or group.id} waits to be reserved: {why}")
-            )
+            self._turn.out.append(Warn(f"placement group {group.name or group.id} waits to be reserved: {why}"))
 
     # ---------------------------------------------------------------- questions
 

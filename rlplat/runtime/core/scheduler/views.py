@@ -53,9 +53,7 @@ def in_use(placing: Placing) -> dict[str, InUse]:
         if placement is not None and worker.state in ("leased", "actor"):
             actor, shape = placement.actor, placement.shape
             can = shape.can_retry if actor is None else actor.may_restart()
-            found[id] = InUse(
-                id if actor is None else actor.info.class_name, actor is not None, can, shape.memory
-            )
+            found[id] = InUse(id if actor is None else actor.info.class_name, actor is not None, can, shape.memory)
     return found
 
 
@@ -89,9 +87,7 @@ def node_states(placing: Placing) -> list[NodeState]:
         for name, node in placing.nodes.items()
     ]
     gone = [name for name in placing.known if name not in placing.nodes]
-    return states + [
-        NodeState(name, False, dict(placing.known[name]), {}, *placing.where[name]) for name in gone
-    ]
+    return states + [NodeState(name, False, dict(placing.known[name]), {}, *placing.where[name]) for name in gone]
 
 
 def group_states(placing: Placing) -> list[GroupState]:

@@ -52,9 +52,7 @@ def policy_file(offset: float = 0.0, *, states: int = 0) -> bytes:
     return sealed
 
 
-def policy_frame(
-    num_steps: int, version: int = 0, onnx_bytes: Any = None, record: Any = RECORDED
-) -> dict[str, Any]:
+def policy_frame(num_steps: int, version: int = 0, onnx_bytes: Any = None, record: Any = RECORDED) -> dict[str, Any]:
     """As the client reads it."""
     return {"version": version, "num_steps": num_steps, "record": [*record], "onnx": onnx_bytes}
 

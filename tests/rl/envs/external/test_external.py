@@ -70,9 +70,7 @@ class Training:
     """A vector environment in this process, and where it listens."""
 
     def __init__(self, spaces: Any, num_envs: int) -> None:
-        self.env = make_vector_env(
-            "external", num_envs, env_kwargs={"spaces": spaces, "listen": ":0"}, seed=7
-        )
+        self.env = make_vector_env("external", num_envs, env_kwargs={"spaces": spaces, "listen": ":0"}, seed=7)
         self._listening = threading.Event()
         self.obs = in_thread(self.env.reset)
 
@@ -112,16 +110,10 @@ def test_steps_of_several_simulators_arrive_in_their_rows(training: Any) -> None
     assert first.result() == 1 and np.array_equal(second.result(), [2, 3]), "counted from the space's start"
     in_thread(lambda: one.step(obs_of(0, 1), 0.5, False))
     ended = np.stack([obs_of(1, 9), obs_of(2, 9)])
-    in_thread(
-        lambda: two.step(np.stack([obs_of(1, 0), obs_of(2, 1)]), [1, 2], [True, False], [False, False], ended)
-    )
+    in_thread(lambda: two.step(np.stack([obs_of(1, 0), obs_of(2, 1)]), [1, 2], [True, False], [False, False], ended))
     step = stepped.result()
     assert np.array_equal(step.obs, [[0, 1], [1, 0], [2, 1]]) and np.array_equal(step.rewards, [0.5, 1, 2])
-    assert (
-        np.array_equal(step.terminated, [False, True, False])
-        and not step.truncated.any()
-        and step.valid.all()
-    )
+    assert np.array_equal(step.terminated, [False, True, False]) and not step.truncated.any() and step.valid.all()
     assert np.array_equal(step.final_obs[1], [1, 9])
     assert there.env.pop_episodes() == [Episode(1.0, 1)]
 
@@ -135,9 +127,7 @@ def test_an_episode_of_one_simulator_ends_with_the_next_ones_beginning(training:
     assert one.step(obs_of(0, 1), 1.0, False, True) is None
     in_thread(lambda: one.begin(obs_of(0, 5)))
     step = stepped.result()
-    assert (
-        step.truncated[0] and np.array_equal(step.obs, [[0, 5]]) and np.array_equal(step.final_obs, [[0, 1]])
-    )
+    assert step.truncated[0] and np.array_equal(step.obs, [[0, 5]]) and np.array_equal(step.final_obs, [[0, 1]])
 
 
 def test_where_a_simulator_is_lost_its_episode_is_cut_and_the_next_takes_its_place(training: Any) -> None:
@@ -175,9 +165,7 @@ def test_nested_spaces_travel_by_path(training: Any) -> None:
     seen = {"robot/joints": np.array([0.5, 2.0]), "action_mask": np.array([1, 0], np.int8)}
     action = in_thread(lambda: one.begin(seen))
     obs = there.obs.result()
-    assert np.array_equal(obs["robot/joints"], [[0.5, 2.0]]) and np.array_equal(
-        obs["action_mask"], [[True, False]]
-    )
+    assert np.array_equal(obs["robot/joints"], [[0.5, 2.0]]) and np.array_equal(obs["action_mask"], [[True, False]])
     in_thread(lambda: there.env.step(np.array([[1, 0.5, -3, 0]], np.float32)))
     got = action.result()
     assert got["0"] == 1 and np.array_equal(got["1"], np.array([0.5, -1, 0], np.float32))
@@ -307,9 +295,7 @@ def test_spaces_of_a_file_are_gymnasiums() -> None:
     box = make_space({"box": {"low": 0, "high": 255, "shape": [8, 8, 3], "dtype": "uint8"}}, "x")
     assert box.dtype == np.uint8 and box.shape == (8, 8, 3) and box.high.max() == 255
     open_end = make_space({"box": {"low": [None, None], "high": [1, None]}}, "x")
-    assert open_end.low.tolist() == [-np.inf] * 2 and open_end.high.tolist() == [1, np.inf], (
-        "a resumed run's file"
-    )
+    assert open_end.low.tolist() == [-np.inf] * 2 and open_end.high.tolist() == [1, np.inf], "a resumed run's file"
     assert make_space({"multi_discrete": {"nvec": [2, 3]}}, "x").nvec.tolist() == [2, 3]
 
 
@@ -330,13 +316,7 @@ def test_frames_are_the_documented_bytes(case: dict[str, Any]) -> None:
 def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
-    return (
-        value.hex()
-        if isinstance(value, bytes)
-        else [plain(v) for v in value]
-        if isinstance(value, list)
-        else value
-    )
+    return value.hex() if isinstance(value, bytes) else [plain(v) for v in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize(
@@ -344,9 +324,7 @@ def plain(value: Any) -> Any:
 )
 def test_the_clients_reader_takes_what_any_writer_writes(value: Any) -> None:
     for wrapped in (value, {"k": value}, [value] * 3):
-        assert (
-            client.unpack(msgspec.msgpack.encode(wrapped)) == wrapped == client.unpack(client.pack(wrapped))
-        )
+        assert client.unpack(msgspec.msgpack.encode(wrapped)) == wrapped == client.unpack(client.pack(wrapped))
     with pytest.raises((ValueError, IndexError, struct.error)):
         client.unpack(client.pack({"k": value})[:-1])
 

@@ -36,9 +36,7 @@ def served() -> Iterator[Any]:
     made: list[FragmentServer] = []
 
     def make(num_envs: int = 1, *, num_steps: int = 2, ahead: int = 0) -> FragmentServer:
-        made.append(
-            FragmentServer(":0", VECTOR, LEAVES, [*range(num_envs)], num_steps=num_steps, ahead=ahead)
-        )
+        made.append(FragmentServer(":0", VECTOR, LEAVES, [*range(num_envs)], num_steps=num_steps, ahead=ahead))
         return made[-1]
 
     yield make
@@ -196,9 +194,7 @@ def test_with_nothing_ahead_every_step_is_by_the_newest_policy(served: Any) -> N
     again = Simulator(server.address)
     in_thread(lambda: (again.begin(obs_of(1, 8)), play(again, 2, 8)))
     [third] = taking.result(10)
-    assert third.continues is False and third.obs[""].tolist() == [[1, 8], [1, 9]], (
-        "only its own fragment is lost"
-    )
+    assert third.continues is False and third.obs[""].tolist() == [[1, 8], [1, 9]], "only its own fragment is lost"
 
 
 def test_a_complete_fragment_outlives_its_simulator(served: Any) -> None:
@@ -308,9 +304,7 @@ def test_fragments_become_a_batch_of_the_recorder() -> None:
 
         in_thread(simulate)
         obs, timing = rollouts.play(recorder, critic)  # type: ignore[arg-type]
-        batch = recorder.finish(
-            lambda batch: (2, critic.values(obs)), timing=timing, weights_version=rollouts.version
-        )
+        batch = recorder.finish(lambda batch: (2, critic.values(obs)), timing=timing, weights_version=rollouts.version)
         assert batch.shape == (3, 2) and batch.valid.all() and batch.weights_version == 5
         assert batch.actions.tolist() == [[0, 1]] * 3 and batch.log_probs[:, 1].tolist() == [-10, -11, -12]
         assert batch.values[:, 0].tolist() == [0, 1, 2]

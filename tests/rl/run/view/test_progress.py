@@ -184,9 +184,7 @@ def test_a_sparkline_has_a_bar_for_each_share_and_the_extremes(values: list[floa
         ({"loss": 1.0}, "not measured by this algorithm"),
     ],
 )
-def test_where_no_shares_of_the_time_are_known_the_panel_says_why(
-    metrics: dict[str, float], expected: str
-) -> None:
+def test_where_no_shares_of_the_time_are_known_the_panel_says_why(metrics: dict[str, float], expected: str) -> None:
     shown = Shown(None)
     shown.add(result(1000, **metrics), 1.0)
     assert lines(shown, 80)[3].plain.split(maxsplit=1)[1] == expected

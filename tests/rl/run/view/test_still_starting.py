@@ -29,9 +29,7 @@ class Heard:
 
 
 @pytest.mark.parametrize("backend", ["ray", "zmq"])
-def test_a_line_names_what_is_waited_for_until_the_first_result(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_names_what_is_waited_for_until_the_first_result(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLPLAT_BACKEND", backend)
     monkeypatch.setattr(rlplat, "is_initialized", lambda: is_there, raising=False)
     heard, is_there = Heard(), False

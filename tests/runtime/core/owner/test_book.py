@@ -145,9 +145,7 @@ def test_random_histories_free_everything_exactly_once(data: st.DataObject) -> N
 
     for step in range(data.draw(st.integers(1, 40))):
         ids = [id for id in local if id not in gone]
-        action = data.draw(
-            st.sampled_from(["add", "fill", "unref", "lend", "pass", "return", "deliver", "die"])
-        )
+        action = data.draw(st.sampled_from(["add", "fill", "unref", "lend", "pass", "return", "deliver", "die"]))
         if action == "add" or not ids:
             local[step] = 1
             book.add(step)

@@ -233,9 +233,7 @@ def test_an_actor_ends_at_once_or_closes_itself() -> None:
     house = House()
     for at_once in (True, False):
         (placed,) = of(Placed, house.actor(f"driver:{at_once}"))
-        assert house.tell(ActorEnded(f"driver:{at_once}", "why", at_once)) == [
-            StopWorker(placed.worker, at_once)
-        ]
+        assert house.tell(ActorEnded(f"driver:{at_once}", "why", at_once)) == [StopWorker(placed.worker, at_once)]
 
 
 def test_an_actor_that_never_had_a_worker_can_end() -> None:
@@ -357,13 +355,9 @@ def test_random_histories_keep_the_books(data: st.DataObject) -> None:
         clients = ["driver", *(w for w, state in alive.items() if state == "ready")]
         client = data.draw(st.sampled_from(clients))
         worker = data.draw(st.sampled_from(sorted(alive) or ["w0"]))
-        kind = data.draw(
-            st.sampled_from("lease actor ready ready return block unblock end seek lost".split())
-        )
+        kind = data.draw(st.sampled_from("lease actor ready ready return block unblock end seek lost".split()))
         if kind == "lease":
-            event: Any = LeasesRequested(
-                client, data.draw(st.sampled_from(demands)), data.draw(st.integers(1, 4))
-            )
+            event: Any = LeasesRequested(client, data.draw(st.sampled_from(demands)), data.draw(st.integers(1, 4)))
         elif kind == "actor":
             name = data.draw(st.sampled_from(["", "", "n"]))
             event = ActorRequested(

@@ -184,9 +184,7 @@ def test_news_of_an_actor_may_come_ahead_of_its_creation() -> None:
     assert {action.client for action in of(Placed, house.actor("driver:5"))} == {"driver", "other"}
     assert house.tell(ActorEnded("driver:7", "rlplat.kill was called", True)) == []
     assert of(ActorGone, house.actor("driver:7"))
-    (late,) = of(
-        ActorGone, house.tell(ActorSought("other", "driver:6"))
-    )  # numbers rise, so this one never comes
+    (late,) = of(ActorGone, house.tell(ActorSought("other", "driver:6")))  # numbers rise, so this one never comes
     assert "long ago" in late.error.message
 
 
@@ -224,9 +222,7 @@ def test_a_thousand_gone_actors_are_remembered_and_no_more() -> None:
         house.scheduler.handle(ActorRequested("driver", f"driver:{number}", info, shape(CPU=9.0)), 0.0)
     check_scheduler(house.scheduler)
     assert len(house.scheduler.actors) == 1000
-    assert all(not entry.info.methods for entry in house.scheduler.actors.values()), (
-        "of the gone a line is kept"
-    )
+    assert all(not entry.info.methods for entry in house.scheduler.actors.values()), "of the gone a line is kept"
     assert house.tell(WorkerLost("w0", "x")) == []
 
 

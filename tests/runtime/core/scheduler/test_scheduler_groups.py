@@ -132,9 +132,7 @@ def test_removal_kills_what_runs_in_it_fails_what_waits_and_frees_all() -> None:
     house.actor("driver:2", what=shape("g", 1, CPU=2.0))
     out = house.tell(GroupRemoved("g"))
     assert {action.worker for action in of(StopWorker, out)} == {leased, placed.worker}
-    assert [(action.client, action.error.kind) for action in of(LeasesRefused, out)] == [
-        ("a", "PlacementGroupRemoved")
-    ]
+    assert [(action.client, action.error.kind) for action in of(LeasesRefused, out)] == [("a", "PlacementGroupRemoved")]
     assert {action.actor for action in of(ActorGone, out)} == {"driver:1", "driver:2"}
     assert not of(ActorRestarting, out)
     assert house.scheduler.available["CPU"] == 4

@@ -57,9 +57,7 @@ def test_a_node_can_be_demanded() -> None:
     assert house.node_of[elsewhere] == "n0"
     (granted,) = of(Granted, house.tell(LeaseReturned("driver", worker)))
     assert (granted.client, house.node_of[granted.worker]) == ("other", "n1")
-    (refused,) = of(
-        LeasesRefused, house.tell(LeasesRequested("driver", shape(strategy="node:n7", CPU=1.0), 1))
-    )
+    (refused,) = of(LeasesRefused, house.tell(LeasesRequested("driver", shape(strategy="node:n7", CPU=1.0), 1)))
     assert "n7" in refused.error.message
 
 
@@ -188,9 +186,7 @@ def test_an_environment_that_cannot_be_made_fails_what_waits_for_it() -> None:
     broken = shape(env="e1", CPU=1.0)
     scheduler.handle(LeasesRequested("a", broken, 5), 0.0)
     out = scheduler.handle(EnvFailed("e1", ErrorInfo("RuntimeEnvFailed", "no such package")), 0.0)
-    assert [(action.client, action.error.kind) for action in of(LeasesRefused, out)] == [
-        ("a", "RuntimeEnvFailed")
-    ]
+    assert [(action.client, action.error.kind) for action in of(LeasesRefused, out)] == [("a", "RuntimeEnvFailed")]
     check_scheduler(scheduler)
     assert scheduler.available["CPU"] == 2
 

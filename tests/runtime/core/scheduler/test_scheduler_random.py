@@ -151,9 +151,7 @@ def test_random_histories_on_several_nodes(data: st.DataObject) -> None:
                 demand = data.draw(st.sampled_from(DEMANDS))
                 restarts, is_detached = data.draw(st.integers(-1, 2)), data.draw(st.booleans())
                 id = f"{client}:{step}"
-                world.tell(
-                    ActorRequested(client, id, INFO, demand, max_restarts=restarts, is_detached=is_detached)
-                )
+                world.tell(ActorRequested(client, id, INFO, demand, max_restarts=restarts, is_detached=is_detached))
             case "group":
                 group = data.draw(st.sampled_from(["g1", "g2", f"h{step}"]))
                 bundles, strategy = (

@@ -16,10 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 EPOCH_SIZE, TEST_SIZE = 512, 256
 _GLYPHS = (
-    (
-        "757557 262227 716747 716717 557711 747717 747757 711111 757757 757717"  # 3 x 6 pixels, a digit of a row each
-    ).split()
-)
+    "757557 262227 716747 716717 557711 747717 747757 711111 757757 757717"  # 3 x 6 pixels, a digit of a row each
+).split()
 
 
 class ConvNet(nn.Module):
@@ -61,10 +59,7 @@ def get_data_loaders(batch_size: int = 64) -> tuple[Any, Any]:
 
         as_tensors = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
         root = os.path.expanduser("~/data")
-        sets = [
-            datasets.MNIST(root, train=is_train, download=True, transform=as_tensors)
-            for is_train in (True, False)
-        ]
+        sets = [datasets.MNIST(root, train=is_train, download=True, transform=as_tensors) for is_train in (True, False)]
     except (ImportError, OSError, RuntimeError) as error:  # no torchvision, no network, no room
         print(f"rlplat: drawn digits in the place of MNIST: {error}", file=sys.stderr)
         sets = [drawn_digits(4096, 0), drawn_digits(512, 1)]

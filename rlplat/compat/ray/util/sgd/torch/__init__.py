@@ -35,9 +35,7 @@ class TrainingOperator(data_parallel.TrainingOperator):
     @classmethod
     def from_creators(cls, *parts: Any, **named: Any) -> type[TrainingOperator]:
         names = ("model_creator", "optimizer_creator", "data_creator", "loss_creator", "scheduler_creator")
-        return type(
-            "CreatorOperator", (cls,), {"creators": {**dict(zip(names, parts, strict=False)), **named}}
-        )
+        return type("CreatorOperator", (cls,), {"creators": {**dict(zip(names, parts, strict=False)), **named}})
 
     @property
     def device_ids(self) -> list[int]:
@@ -82,22 +80,14 @@ class TorchTrainer(data_parallel.TorchTrainer):
         }
         parts |= {name: value for name, value in given.items() if value is not None}
         operator = training_operator_cls
-        if (
-            use_fp16
-            and operator is not None
-            and operator.train_batch is not data_parallel.TrainingOperator.train_batch
-        ):
+        if use_fp16 and operator is not None and operator.train_batch is not data_parallel.TrainingOperator.train_batch:
             raise OptionError(
                 "use_fp16=True with a train_batch of your own, whose loss.backward() is not scaled: take "
                 "precision='bfloat16' of rlplat.data_parallel.TorchTrainer"
             )
         if initialization_hook is not None:
             operator = _after(initialization_hook, operator or TrainingOperator)
-        gpu = (
-            rlplat.is_initialized() and rlplat.cluster_resources().get("GPU", 0) > 0
-            if use_gpu == "auto"
-            else use_gpu
-        )
+        gpu = rlplat.is_initialized() and rlplat.cluster_resources().get("GPU", 0) > 0 if use_gpu == "auto" else use_gpu
         super().__init__(
             config=config,
             **parts,
@@ -173,8 +163,7 @@ class PyTorchTrainer(TorchTrainer):
             listed = made if isinstance(made, tuple | list) else (made,)
             loader = pytorch.utils.data.DataLoader
             return tuple(
-                one if isinstance(one, loader) else loader(one, size, shuffle=not i)
-                for i, one in enumerate(listed)
+                one if isinstance(one, loader) else loader(one, size, shuffle=not i) for i, one in enumerate(listed)
             )
 
         settings.setdefault("scheduler_step_freq", "epoch")

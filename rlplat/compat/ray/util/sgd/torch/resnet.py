@@ -19,9 +19,7 @@ class Block(nn.Module):
         )
         self.shortcut = nn.Sequential()
         if stride != 1 or before != channels:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(before, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(before, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.residual(x) + self.shortcut(x)
