@@ -8,6 +8,8 @@ from typing import Any
 
 from rlplat.runtime.core.owner.lanes import MAX_AHEAD
 from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.values import Key
+from rlplat.runtime.worker.worker import Worker
 from tests.runtime.core.validity import check_book, check_scheduler
 from tests.simulation.cluster import Cluster
 from tests.simulation.workload import RETRIED, History
@@ -98,8 +100,11 @@ class Invariants:
                 continue
             if sender in process.client.objects.dead:
                 continue  # it takes nothing from the dead any more
-            for message in messages.decode(frame):
-                if any(tuple(each) == key for value in _values_in(message) for each in value.keys()):
+            if any(key in lent_with(message) for message in messages.decode(frame)):
+                return True
+        for client in self.cluster.clients():
+            for sender, message in _unopened(client):
+                if sender not in client.objects.dead and key in lent_with(message):
                     return True
         return False
 
@@ -219,12 +224,22 @@ def _check_dropped(transport: Any) -> None:
         raise Violation(f"{dropped.count} messages were dropped, the last one: {dropped.last}")
 
 
-def _values_in(message: Any) -> list[Any]:
-    """Values that a message carries."""
-    if type(message) is messages.Run:
-        return message.values()
-    if type(message) is messages.Done:
-        return [value for values in message.results if isinstance(values, list) for value in values]
-    if type(message) is messages.Fetched:
-        return [message.value]
-    return []
+def _unopened(client: Any) -> list[tuple[str, Any]]:
+    """Calls that have arrived at a worker, with what they brought."""
+    return [*client.queue._held, *client.queue.calls] if isinstance(client, Worker) else []
+
+
+def lent_with(message: Any) -> list[Key]:
+    """Refs that a message hands to its receiver."""
+    match message:
+        case messages.Code():
+            return message.refs
+        case messages.Run():
+            return [key for value in message.values() for key in value.keys()]
+        case messages.Done():
+            values = [each for result in message.results if isinstance(result, list) for each in result]
+        case messages.Fetched() | messages.Item():
+            values = [message.value]
+        case _:
+            return []
+    return [key for value in values for key in value.refs]  # `holder` means something in arguments only

@@ -26,9 +26,11 @@ def _failure(seed: int, about_loans: bool) -> str:
 
 
 _LOTS = [("", first, AT_A_TIME) for first in range(1, NUM_SEEDS, AT_A_TIME)] + [(" --loans", 1, NUM_LOANS)]
+_KNOWN = [("", 5608, 1)]
+"""Failed once: an object is freed while the answer to a Fetch of it is under way to one who has returned it."""
 
 
-@pytest.mark.parametrize(("flag", "first", "num_seeds"), _LOTS)
+@pytest.mark.parametrize(("flag", "first", "num_seeds"), _LOTS + _KNOWN)
 def test_invariants_hold_for_every_seed(flag: str, first: int, num_seeds: int) -> None:
     failure = partial(_failure, about_loans=bool(flag))
     with get_context("fork").Pool(2) as pool:
