@@ -18,7 +18,7 @@ from rlplat.config import Layer, layer_from_flags
 from rlplat.config_sources import put
 from rlplat.errors import ConfigError, UsageError
 from rlplat.given.spelling import spelled
-from rlplat.paths import shown
+from rlplat.paths import shown, user_path
 from rlplat.rl.user_code import located
 
 _HELP = """\
@@ -43,7 +43,7 @@ CONFIG?  a run's settings: a YAML file, or a shipped config such as ppo/Pong (rl
 --track TRACKER*  copy the run to wandb, mlflow, trackio, aim or pkg.module:Class, by a process of its own
 --set KEY=VALUE+  settings, e.g. discount=0.995
 --backend {zmq,ray}  what the actors run on: processes of this machine, or Ray (default: $RLPLAT_BACKEND, or zmq)
---address ADDRESS  with --backend ray: HOST:PORT of the cluster, or auto (default: $RLPLAT_ADDRESS, or a new one here)
+--address ADDRESS  the join file of several machines; with --backend ray HOST:PORT, or auto (default: $RLPLAT_ADDRESS)
 
 Settings come from the algorithm's defaults, then the config file, then flags; the later win. Any setting can be
 given as a flag with dashes (--learning-rate 3e-4, --stop.env-steps 200000, --policy.hidden-sizes "[128, 128]")
@@ -126,7 +126,12 @@ def choose_engine(options: argparse.Namespace) -> None:
     """For this process; `rlplat.init` reads it there. UsageError where an address leads nowhere."""
     backend = options.backend or os.environ.get("RLPLAT_BACKEND") or "zmq"
     if options.address is not None and backend != "ray":
-        raise UsageError(f"--address {options.address} is that of a Ray cluster: add --backend ray")
+        options.address = str(user_path(options.address))
+        if not os.path.isfile(options.address):
+            raise UsageError(
+                f"--address {options.address}: there is no join file (rlplat start --head writes one); for a Ray "
+                "cluster add --backend ray"
+            )
     for name in ("backend", "address"):
         if getattr(options, name) is not None:
             os.environ[f"RLPLAT_{name.upper()}"] = getattr(options, name)

@@ -37,7 +37,7 @@ experiment@EXPERIMENT.yaml?  what is to be tried; with --resume also the directo
 --only NAME+  with a file of `runs`: only these
 --json  print one JSON object per experiment, and no table
 --backend {zmq,ray}  what the actors run on: processes of this machine, or Ray (default: $RLPLAT_BACKEND, or zmq)
---address ADDRESS  with --backend ray: HOST:PORT of the cluster, or auto (default: $RLPLAT_ADDRESS, or a new one here)
+--address ADDRESS  the join file of several machines; with --backend ray HOST:PORT, or auto (default: $RLPLAT_ADDRESS)
 
 An experiment file says what is tried (docs/tuning.md). --set changes its keys; a key that an experiment does not have
 belongs to the config of the trials (--set learning_rate=1e-3, or config.learning_rate=1e-3). Several experiments in one

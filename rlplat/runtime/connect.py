@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ _BACKENDS = {
     "ray": "rlplat.runtime.ray.start",
 }
 """The module of each backend: its `open_backend` takes `Settings`, and is imported when it is asked for."""
+_MACHINES_S = 1.5
+"""How long after the last one another is waited for: they look for a program every half second, and start in one."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -71,8 +74,8 @@ def init(
     backend: "zmq" (worker processes), "inproc" (everything in this process and thread, at once: for debuggers), or
         "ray" (a Ray cluster; docs/on-ray.md says what differs). None: $RLPLAT_BACKEND, or "zmq".
     address: the join file of a cluster of several machines (docs/clusters.md), of which this one is the head while the
-        program runs. With "ray": of a Ray cluster ("auto": the one that this machine belongs to); None:
-        $RLPLAT_ADDRESS, or a new one on this machine.
+        program runs. With "ray": of a Ray cluster ("auto": the one that this machine belongs to). None: $RLPLAT_ADDRESS
+        (without "ray" if it is a file), or a new one on this machine.
     namespace: where the names of this program's actors count.
     preload: modules that the zygote imports once, so that every worker starts with them (for example "torch"); one that
         starts threads then is left out.
@@ -91,8 +94,9 @@ def init(
     """
     if backend is None:
         backend = os.environ.get("RLPLAT_BACKEND") or "zmq"
-        if backend == "ray" and address is None:
-            address = os.environ.get("RLPLAT_ADDRESS") or None
+        named = os.environ.get("RLPLAT_ADDRESS") or None
+        if address is None and (backend == "ray" or (backend == "zmq" and named and os.path.isfile(named))):
+            address = named
     namespace = "" if namespace is None else namespace
     check_text("rlplat.init: namespace", namespace)
     check_texts("rlplat.init: preload", preload)
@@ -131,6 +135,19 @@ def init(
         store_full_timeout_s=store_full_timeout_s,
     )
     _connect(importlib.import_module(_BACKENDS[backend]).open_backend(settings))
+    if address is not None and backend == "zmq":
+        _wait_for_machines()
+
+
+def _wait_for_machines() -> None:
+    """A program that looked at once would find this machine alone, and use no other: those that wait for one ask for it
+    every half second, and need a second to start."""
+    known, until = 1, time.monotonic() + _MACHINES_S
+    while (now := time.monotonic()) < until:
+        num_nodes = len(connected().cluster().nodes)
+        if num_nodes > known:
+            known, until = num_nodes, now + _MACHINES_S
+        time.sleep(0.05)
 
 
 @uninterrupted

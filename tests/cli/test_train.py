@@ -203,7 +203,7 @@ def test_an_out_below_a_file_is_told_before_the_first_step(here: Path, capsys: A
         (["--resume", "a", "--out", "b"], "omit --out"),
         (
             ["--algo", ALGO, "--env", "X", "--address", "h:1"],
-            "--address h:1 is that of a Ray cluster: add --backend ray",
+            "h:1: there is no join file (rlplat start --head writes one); for a Ray cluster add --backend ray",
         ),
     ],
 )

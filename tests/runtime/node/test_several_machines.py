@@ -43,17 +43,7 @@ def start(join: str) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start_one(*options: str) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "rlplat.cli",
-            "start",
-            "--address",
-            join,
-            "--num-cpus",
-            "2",
-            *options,
-        ]
+        command = [sys.executable, "-m", "rlplat.cli", "start", "--address", join, "--num-cpus", "2", *options]
         machine = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         started.append(machine)
         return machine
@@ -507,3 +497,32 @@ def test_a_join_file_is_private_and_is_not_written_over(join: str, tmp_path: Pat
         rlplat.init(num_cpus=1, num_gpus=0, address=join)
     with pytest.raises(ConfigError, match="rlplat start --head"):
         rlplat.init(num_cpus=1, num_gpus=0, address="10.0.0.1:6379")
+
+
+ENV = """
+import os
+import gymnasium
+
+
+class Env(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        with open({file!r}, "a") as file:
+            file.write(os.environ.get("RLPLAT_SESSION", "") + "\\n")
+"""
+
+
+def test_a_training_has_rollout_workers_on_every_machine(
+    start: Start, join: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first step on, though the machines join after the program has begun."""
+    from rlplat.cli import main
+
+    monkeypatch.setenv("RLPLAT_ADDRESS", "")  # what --address sets is for this test only
+    start()
+    seen = tmp_path / "sessions"
+    (tmp_path / "env.py").write_text(ENV.format(file=str(seen)))
+    command = ["train", "--algo", "ppo", "--env", f"{tmp_path}/env.py:Env", "--address", join]
+    command += ["--num-rollout-workers", "4", "--stop.env-steps", "4000", "--out", str(tmp_path / "run")]
+    assert main(command) == 0, capsys.readouterr().err
+    assert len({line for line in seen.read_text().splitlines() if line}) == 2
