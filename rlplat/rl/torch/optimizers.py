@@ -34,6 +34,8 @@ class Adam:
     ) -> None:
         self._names = [name for name, _ in module.named_parameters()]
         self._parameters: list[torch.Tensor] = list(module.parameters())
+        self._of_critic = [i for i, name in enumerate(self._names) if name.startswith("critic_")]
+        self._others = [i for i, name in enumerate(self._names) if not name.startswith("critic_")]
         self._epsilon, self._betas, self._weight_decay = epsilon, betas, weight_decay
         self._descend = torch._fused_adamw_ if weight_decay else torch._fused_adam_
         # zeros_like keeps a parameter's memory order (channels_last): the kernel reads both side by side.
@@ -68,23 +70,21 @@ class Adam:
         self._calls += 1
         self._skipped += is_skipped
         step = self._calls - self._skipped
-        rows = list(zip(self._parameters, gradients, self._means, self._squares, strict=True))
-        groups = [(rows, learning_rate)]
+        columns = (self._parameters, gradients, self._means, self._squares)
+        groups: list[tuple[Any, float]] = [(columns, learning_rate)]
         if critic_rate is not None:
-            of_critic = [name.startswith("critic_") for name in self._names]
             groups = [
-                ([row for row, its in zip(rows, of_critic, strict=True) if its == is_critic], rate)
-                for is_critic, rate in ((False, learning_rate), (True, critic_rate))
+                ([[column[index] for index in indices] for column in columns], rate)
+                for indices, rate in ((self._others, learning_rate), (self._of_critic, critic_rate))
             ]
-        for group, rate in groups:
-            parameters, gradients, means, squares = map(list, zip(*group, strict=True))
+        for (parameters, gradients, means, squares), rate in groups:
             self._descend(
                 parameters,
                 gradients,
                 means,
                 squares,
                 [],
-                [step] * len(group),
+                [step] * len(parameters),
                 lr=rate,
                 beta1=self._betas[0],
                 beta2=self._betas[1],
