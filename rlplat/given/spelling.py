@@ -16,7 +16,7 @@ CALLED_AS = "RLPLAT_CALLED_AS"
 _HINT = re.compile(
     r"(?<![\w./-])rlplat (?=(?:train|tune|evaluate|export|play|plot|record|serve|check-env|doctor|new|configs|settings|"
     r"runs|dashboard|track|status|list|logs|stack|timeline|memory|up|down|exec|attach|submit|jobs|rsync-up|rsync-down|"
-    r"port-forward|start|stop|compare|completion)\b)"
+    r"port-forward|start|stop|compare|bench|completion)\b)"
 )
 
 
