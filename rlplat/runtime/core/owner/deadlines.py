@@ -60,7 +60,9 @@ class Pending:
         return due
 
     def next_at(self) -> float | None:
-        """When to look again."""
+        """When to look again: at once when a call has ended, for its record holds refs."""
+        if any(not each.record.is_open for each in self.stopping.values()):
+            return 0.0
         times = [each.kill_at for each in self.stopping.values() if each.kill_at is not None]
         times += [self._deadlines[0][0]] if self._deadlines else []
         return min(times, default=None)

@@ -60,3 +60,12 @@ def test_deadlines_of_finished_calls_do_not_pile_up() -> None:
         book.add_deadline(id, 3600.0 + id, 3600.0)
     assert len(book._deadlines) <= 1002
     assert {task for task, _ in book.due_deadlines(1e9)} >= set(unfinished)
+
+
+def test_a_call_that_ended_while_it_was_stopped_is_looked_at_at_once() -> None:
+    """It has no grace: nothing else would ever let go of its refs."""
+    call = stopping(1, "w1", None)
+    book = pending(call)
+    assert book.next_at() is None
+    call.record.is_open = False
+    assert book.next_at() == 0.0
