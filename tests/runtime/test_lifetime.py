@@ -294,3 +294,15 @@ def test_a_failed_io_thread_is_an_error_and_never_a_silent_hang(cluster: None) -
     client.link.loop._background.join(10)
     with pytest.raises(RuntimeFault, match=r"the runtime in driver failed.*planted"):
         rlplat.put(1)
+
+
+def test_a_driver_that_falls_idle_lets_go_of_what_it_has_put() -> None:
+    """Nothing comes in that would wake it, and nobody calls anything any more."""
+    rlplat.init(num_cpus=1, num_gpus=0)
+    try:
+        mine = objects()
+        assert soon(lambda: mine._loop._sleeps_for_good)
+        rlplat.put(np.zeros(1_000_000))
+        assert soon(lambda: not len(mine.book.entries) and not mine.dropped)
+    finally:
+        rlplat.shutdown()

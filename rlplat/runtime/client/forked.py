@@ -40,6 +40,7 @@ class ForkedViews:
                 read_end, self._write_ends[threading.get_ident()] = os.pipe2(os.O_CLOEXEC)
                 self._held[read_end] = refs
                 self._look_at = self._link.clock() + _LOOK_S
+                self._link.loop.new_chore()
 
     def after_fork_in_parent(self) -> None:
         write_end = self._write_ends.pop(threading.get_ident(), None)

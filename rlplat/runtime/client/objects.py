@@ -290,6 +290,7 @@ class Objects:
         if value.segment is not None:
             self.store.account.owned(sum(value.segment.sizes), 1)
         value.holder = (self.client_id, entry.id)
+        self._loop.new_chore()  # no message comes of it, and its ref may be dropped without a word
         return self.new_ref(entry.id)
 
     def fill(self, id: int, value: Value, inner: list[ObjectRef] | None = None, sender: str = "") -> None:

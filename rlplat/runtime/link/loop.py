@@ -86,6 +86,8 @@ class IoLoop:
         """Wake event loops that sleep while another thread leads: the next to lead is one of them."""
         self._background_leads = False
         self._background_sleeps = False
+        self._sleeps_for_good = False
+        """The background thread leads, and nothing was to be done when it fell asleep."""
         self._bell = system.bell()
         self._lifeline: int | None = None
         self._poller = system.poller()
@@ -146,6 +148,12 @@ class IoLoop:
     def wake(self) -> None:
         """Whoever waits for input is to look at the clock again."""
         if not self.is_closed:
+            self._bell.ring()
+
+    def new_chore(self) -> None:
+        """There is something to look after now (lock held): who fell asleep when there was nothing looks again."""
+        if self._sleeps_for_good:
+            self._sleeps_for_good = False
             self._bell.ring()
 
     def notify(self) -> None:
@@ -381,8 +389,10 @@ class IoLoop:
                     self.drain()
             elif not self.drain():
                 self._background_leads = True
-                self._lead(self.until_chores_s())
-                self._background_leads = False
+                chores_s = self.until_chores_s()
+                self._sleeps_for_good = chores_s is None
+                self._lead(chores_s)
+                self._background_leads = self._sleeps_for_good = False
                 self.notify()
                 self._hand_over()
             if not self.is_closed:
