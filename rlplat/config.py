@@ -213,7 +213,7 @@ def _hint(path: KeyPath, siblings: Iterable[str], owners: Callable[[str], str], 
     else whose it is, else the nearest name among the siblings, else anywhere."""
     word, parent = path[-1], ".".join(path[:-1])
     everywhere = key_names(root)
-    names, meaning = getattr(root, "names_elsewhere", {}).get(word.lower(), ("", ""))
+    names, meaning = root.name_elsewhere(word.lower()) if hasattr(root, "name_elsewhere") else ("", "")
     # (a key of a free dict, such as env_kwargs, is listed nowhere)
     for name in names.split():
         if name in everywhere or name.partition(".")[0] in everywhere:

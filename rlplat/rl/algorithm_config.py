@@ -6,7 +6,7 @@ config = config.model_copy(update={"seed": 2})
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -24,7 +24,7 @@ from rlplat.rl.argument_values import as_given, as_plain
 from rlplat.rl.env_objects import EnvObject, env_name
 from rlplat.rl.info_metrics import as_spelled
 from rlplat.rl.interfaces import Activation
-from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE, NOT_NEEDED, VALUES_ELSEWHERE, Ours
+from rlplat.rl.names_elsewhere import NOT_NEEDED, VALUES_ELSEWHERE, Ours, ours_of
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.unused_settings import Unused, refusal
 from rlplat.rl.user_code import located, renamed
@@ -214,7 +214,7 @@ else:
 class AlgorithmConfig(Section):
     """Common to all algorithms."""
 
-    names_elsewhere: ClassVar[Mapping[str, Ours]] = NAMES_ELSEWHERE
+    name_elsewhere: ClassVar[Callable[[str], Ours]] = staticmethod(ours_of)
     not_needed: ClassVar[Mapping[str, str]] = NOT_NEEDED
     values_elsewhere: ClassVar[Mapping[str, str]] = VALUES_ELSEWHERE
     unused: ClassVar[Mapping[str, Unused]] = {}

@@ -195,25 +195,20 @@ _OTHERS = {
 }
 
 
-def _elsewhere() -> dict[str, Ours]:
-    """One entry for each name; where libraries mean something else by it, whose meaning is which."""
-    found: dict[str, Ours] = {}
-    for library, table in (
-        ("Stable-Baselines3", STABLE_BASELINES3), ("RLlib", RLLIB), ("CleanRL", CLEANRL), ("", _OTHERS)
-    ):  # fmt: skip
-        for names, ours in table.items():
-            for theirs in names.split():
-                said = f"{library}: {ours.meaning}" if library and ours.meaning else ours.meaning
-                known = found.setdefault(theirs, Ours(ours.names))
-                meanings = dict.fromkeys(filter(None, (known.meaning, said)))
-                found[theirs] = Ours(
-                    " ".join(dict.fromkeys(f"{known.names} {ours.names}".split())), "; ".join(meanings)
-                )
-    return found
+TABLES = {"Stable-Baselines3": STABLE_BASELINES3, "RLlib": RLLIB, "CleanRL": CLEANRL, "": _OTHERS}
 
 
-NAMES_ELSEWHERE: dict[str, Ours] = _elsewhere()
-"""Their name -> what is meant here."""
+def ours_of(theirs: str) -> Ours:
+    """What is meant by a name, without names where nobody has it; where libraries mean something else by it, whose
+    meaning is which."""
+    found = [
+        (library, ours) for library, table in TABLES.items() for names, ours in table.items() if theirs in names.split()
+    ]
+    names = dict.fromkeys(name for _, ours in found for name in ours.names.split())
+    meanings = dict.fromkeys(
+        f"{library}: {ours.meaning}" if library else ours.meaning for library, ours in found if ours.meaning
+    )
+    return Ours(" ".join(names), "; ".join(meanings))
 
 
 _NOT_NEEDED = {

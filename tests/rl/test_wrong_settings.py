@@ -23,7 +23,7 @@ from rlplat.algorithms.td3 import TD3Config
 from rlplat.cli.settings import rows_of
 from rlplat.config import layer_from_flags, parse_yaml, resolve
 from rlplat.errors import ConfigError
-from rlplat.rl.names_elsewhere import NAMES_ELSEWHERE
+from rlplat.rl.names_elsewhere import TABLES
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.run import registry
 from rlplat.rl.run.registry import shipped_configs
@@ -175,7 +175,7 @@ def test_what_becomes_of_a_number_that_counts_something_else_is_said(config: str
 def test_every_suggestion_is_a_setting_of_some_algorithm() -> None:
     known = {row["key"] for config in CONFIGS.values() for row in rows_of(config)}
     known |= {key.rpartition(".")[0] for key in known} | {"env_kwargs.wrappers"}
-    assert {name for ours in NAMES_ELSEWHERE.values() for name in ours.names.split()} <= known
+    assert {name for table in TABLES.values() for ours in table.values() for name in ours.names.split()} <= known
 
 
 def numbers(config: type[BaseModel]) -> Iterator[tuple[str, str]]:
