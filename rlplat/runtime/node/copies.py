@@ -57,6 +57,19 @@ class Copies:
             raise ValueError(f"a segment of the name {name!r:.50}")
         return os.path.join(self._session, name)
 
+    def _places(self, name: str) -> tuple[str, str]:
+        """Where the original is: in shared memory, or spilled."""
+        return self._path(name), os.path.join(self._session, SPILL_LINK, name)
+
+    def hear(self, message: AskChunk | Chunk | DropCopies) -> None:
+        match message:
+            case AskChunk():
+                self.serve(message)
+            case Chunk():
+                self.take(message)
+            case DropCopies(_, names):
+                self.drop(names)
+
     # -- this machine wants one
 
     def pull(self, client: str, message: Pull) -> None:
@@ -156,7 +169,7 @@ class Copies:
 
     def serve(self, asked: AskChunk) -> None:
         size, data = -1, b""
-        for path in (self._path(asked.name), os.path.join(self._session, SPILL_LINK, asked.name)):
+        for path in self._places(asked.name):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
@@ -182,8 +195,7 @@ class Copies:
         self._look_at = now + _LOOK_S
         gone: dict[str, list[str]] = {}
         for name, nodes in list(self._served.items()):
-            spilled = os.path.join(self._session, SPILL_LINK, name)
-            if not os.path.exists(self._path(name)) and not os.path.exists(spilled):
+            if not any(map(os.path.exists, self._places(name))):
                 del self._served[name]
                 for node in nodes:
                     gone.setdefault(node, []).append(name)

@@ -149,12 +149,8 @@ class FarNode(Shell):
             case agent_messages.RemoveFiles(workers):
                 self._copies.lost(workers)
                 self.agent.remove_files(workers)
-            case agent_messages.AskChunk():
-                self._copies.serve(message)
-            case agent_messages.Chunk():
-                self._copies.take(message)
-            case agent_messages.DropCopies(_, names):
-                self._copies.drop(names)
+            case agent_messages.AskChunk() | agent_messages.Chunk() | agent_messages.DropCopies():
+                self._copies.hear(message)
             case agent_messages.Using(rows):
                 self._using = {row[0]: InUse(*row[1:]) for row in rows}
 

@@ -190,13 +190,7 @@ class Machines:
         if node in self._far:
             self._far[node].tell(message)
         elif node == NODE:
-            match message:
-                case agent_messages.AskChunk():
-                    self._copies.serve(message)
-                case agent_messages.Chunk():
-                    self._copies.take(message)
-                case agent_messages.DropCopies(_, names):
-                    self._copies.drop(names)
+            self._copies.hear(message)
         elif is_question:
             self._send_on(agent_messages.Chunk(message.node, message.name, message.offset, -1, b""))
 
