@@ -19,14 +19,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rlplat.cli.view.plot import FEW
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
 from rlplat.given.spelling import CALLED_AS, called_as, spelled
 from rlplat.paths import expanded, shown
 
 MOST_SEEDS = 1000
-FEW = 5
-"""Seeds below which an interval says little."""
 _OURS = ("--seeds", "--out", "--resume")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from rlplat.cli import main
 from rlplat.dashboard.bands import interval, performance_profile, probability_of_improvement
-from tests.cli.test_plot import write_run
+from tests.cli.conftest import write_run
 
 ZOO = """
 Final performance:
@@ -23,15 +23,6 @@ Final performance:
 |ppo  |X-v2                       |     20.500|     1.250|100k       |
 |ppo  |Y                          |      3.000|     0.000|100k       |
 """
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for seed in (1, 2):
-        write_run(tmp_path / "runs" / f"a-{seed}", seed)
-        write_run(tmp_path / "runs" / f"b-{seed}", seed, rate=1e-4, offset=50.0)
-    return tmp_path
 
 
 def compared(capsys: Any, *arguments: str) -> dict[str, Any]:

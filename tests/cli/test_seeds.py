@@ -10,7 +10,7 @@ import pytest
 from rlplat.cli import main, seeds
 from rlplat.cli.seeds import parse_seeds
 from rlplat.errors import ConfigError
-from tests.cli.test_plot import write_run
+from tests.cli.conftest import write_run
 
 
 @pytest.mark.parametrize(("text", "found"), [("1-3,7", [1, 2, 3, 7]), ("5", [5]), (" 2 - 3 ,1", [2, 3, 1])])
