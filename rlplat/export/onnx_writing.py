@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-import logging
 import os
 import traceback
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 import rlplat
 from rlplat.errors import CheckpointError, ConfigError, MissingExtra, UsageError
 from rlplat.export import sealing
+from rlplat.given.say import silenced
 
 OPSET = 18
 """That torch's translations are written for: another one would be converted, and older runtimes read it."""
@@ -62,7 +61,8 @@ def to_model(
     shapes = (*({0: rows} for _ in inputs), *({} for _ in given))
     flat = _Flat(module, list(given), len(inputs)).eval()
     try:
-        with _quiet(), torch.no_grad():
+        # torch's exporter speaks of packages that are not installed and of deprecations inside itself.
+        with silenced("torch.onnx"), torch.no_grad():
             program = _trace(flat, (*inputs, *given.values()), (shapes,))
             model = torch.onnx.export(
                 program,
@@ -201,17 +201,3 @@ def _file(module_class: type) -> str:
         return inspect.getfile(module_class)
     except (TypeError, OSError):
         return ""
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """torch's exporter speaks of packages that are not installed and of deprecations inside itself."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

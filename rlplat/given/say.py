@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -28,6 +29,23 @@ def say_traceback() -> None:
     import traceback  # when it is needed: commands start without it
 
     write(traceback.format_exc())
+
+
+@contextlib.contextmanager
+def silenced(logger: str) -> Iterator[None]:
+    """Without what a library logs there below errors, and without warnings."""
+    import logging  # when it is needed, as above
+    import warnings
+
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def open_streams() -> None:

@@ -18,21 +18,20 @@ cut off when the journal is opened again; a full disk takes back the half that i
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlplat.errors import ConfigError, MissingExtra
+from rlplat.given.say import silenced
 
 try:
     from optuna.storages import BaseStorage, JournalStorage
@@ -304,18 +303,9 @@ def study_in(storage: BaseStorage, name: str | None, path: Path) -> int:
     raise ConfigError(f"{path} {held}" + (f", not {name!r}" if name is not None else ""))
 
 
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
+def quietly() -> AbstractContextManager[None]:
     """Without what Optuna logs and warns of: what of it concerns the user of an experiment, we say in our words."""
-    logger = logging.getLogger("optuna")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    return silenced("optuna")
 
 
 def has_reports(path: Path) -> bool:
