@@ -109,7 +109,6 @@ class Copies:
         try:
             written = os.pwrite(pulling.descriptor, chunk.data, chunk.offset)
         except OSError as error:  # other programs fill /dev/shm as well
-            self._account.release(pulling.size)
             self._end(name, pulling, is_there=False, error=f"{error.strerror}; {self._account.describe()}")
             return
         pulling.have += written
@@ -126,6 +125,7 @@ class Copies:
             os.close(pulling.descriptor)
             if not is_there:
                 os.unlink(self._path(name) + ".part")
+                self._account.release(pulling.size)
         for client, request in pulling.waiters:
             self._post(client, Pulled(request, is_there, error))
 
@@ -140,8 +140,6 @@ class Copies:
         """These are dead: what is pulled from them does not come, and copies go (owners here have linked theirs)."""
         for name, pulling in list(self._pulling.items()):
             if pulling.creator in creators:
-                if pulling.size >= 0:
-                    self._account.release(pulling.size)
                 self._end(name, pulling, is_there=False)
         self.drop([name for name in self._copies if name[2:].rpartition("-")[0] in creators])
 

@@ -1,0 +1,99 @@
+"""Large values that a machine pulls from others, message by message: no process, no socket."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplat.runtime.node.copies import CHUNK_BYTES, Copies
+from rlplat.runtime.store.account import create_account
+from rlplat.runtime.wire.agent_messages import AskChunk, Chunk, DropCopies
+from rlplat.runtime.wire.messages import MakeRoom, Pull, Pulled
+
+LIMIT = 8 * CHUNK_BYTES
+SIZE = 2 * CHUNK_BYTES
+
+
+class Machine:
+    def __init__(self, session: Path) -> None:
+        create_account(str(session), LIMIT, 1.0)
+        self.session = session
+        self.told: list[Any] = []
+        self.posted: list[tuple[str, Any]] = []
+        self.copies = Copies(
+            str(session), "n2", self.told.append, lambda client, message: self.posted.append((client, message))
+        )
+
+    def pull(self, name: str, creator: str = "w1", chunks: int = 2, size: int = SIZE) -> None:
+        self.copies.pull("reader", Pull(1, creator, name))
+        for offset in range(0, chunks * CHUNK_BYTES, CHUNK_BYTES):
+            self.copies.hear(Chunk("n2", name, offset, size, b"x" * CHUNK_BYTES))
+
+    def used(self) -> int:
+        return self.copies._account.used()
+
+    def files(self) -> list[str]:
+        return sorted(name for name in os.listdir(self.session) if name.startswith("s-"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    yield made
+    made.copies._account.close()
+
+
+def test_a_copy_is_there_when_all_its_chunks_are(machine: Machine) -> None:
+    machine.pull("s-w1-1", chunks=1)
+    assert machine.files() == ["s-w1-1.part"] and not machine.posted
+    machine.copies.hear(Chunk("n2", "s-w1-1", CHUNK_BYTES, SIZE, b"y" * CHUNK_BYTES))
+    assert machine.files() == ["s-w1-1"] and machine.posted == [("reader", Pulled(1, True, ""))]
+    assert (machine.session / "s-w1-1").read_bytes() == b"x" * CHUNK_BYTES + b"y" * CHUNK_BYTES
+    assert machine.used() == SIZE
+    assert [message.offset for message in machine.told if isinstance(message, AskChunk)] == [0, CHUNK_BYTES]
+
+
+@pytest.mark.parametrize("ends", ["gone", "other size", "creator lost"])
+def test_a_pull_that_fails_leaves_neither_a_file_nor_bytes_in_the_account(machine: Machine, ends: str) -> None:
+    machine.pull("s-w1-1", chunks=1)
+    assert machine.used() == SIZE
+    if ends == "creator lost":
+        machine.copies.lost(["w1"])
+    else:
+        size = -1 if ends == "gone" else SIZE + 1
+        machine.copies.hear(Chunk("n2", "s-w1-1", CHUNK_BYTES, size, b""))
+    assert machine.files() == [] and machine.used() == 0
+    assert [message.is_there for _, message in machine.posted] == [False]
+
+
+def test_copies_of_a_dead_maker_go_and_no_others(machine: Machine) -> None:
+    machine.pull("s-w1-1")
+    machine.pull("s-w2-1", creator="w2")
+    machine.copies.lost(["w1"])
+    assert machine.files() == ["s-w2-1"] and machine.used() == SIZE
+
+
+def test_copies_go_when_their_originals_do_and_the_oldest_first_when_room_is_needed(machine: Machine) -> None:
+    for number in range(4):
+        machine.pull(f"s-w1-{number}")
+    machine.pull("s-w1-9")  # five have no room
+    assert machine.files() == ["s-w1-1", "s-w1-2", "s-w1-3", "s-w1-9"]
+    machine.copies.make_room("w5", MakeRoom(SIZE))
+    assert machine.files() == ["s-w1-2", "s-w1-3", "s-w1-9"]
+    machine.copies.hear(DropCopies("n2", ["s-w1-2", "s-w1-9", "s-never-1"]))
+    assert machine.files() == ["s-w1-3"] and machine.used() == SIZE
+
+
+def test_who_has_copies_of_what_is_made_here_hears_of_its_end(machine: Machine) -> None:
+    original = machine.session / "s-w3-1"
+    original.write_bytes(b"z" * 10)
+    machine.copies.hear(AskChunk("n3", "w3", "s-w3-1", 0))
+    assert machine.told == [Chunk("n3", "s-w3-1", 0, 10, b"z" * 10)]
+    machine.copies.keep_house(1.0)
+    original.unlink()
+    machine.copies.keep_house(3.0)
+    assert machine.told[1:] == [DropCopies("n3", ["s-w3-1"])]
