@@ -44,9 +44,8 @@ class ActorCritic(nn.Module):
         if self.core is not None:
             num_features, self.state_size = self.core.num_features, self.core.state_size
         self.actor_head = nn.Linear(num_features, spec.num_params)
-        if self.critic_encoder is not None:
-            num_features = int(self.critic_encoder.num_features)
-        self.critic_head = nn.Linear(num_features, 1)
+        own = self.critic_encoder
+        self.critic_head = nn.Linear(num_features if own is None else int(own.num_features), 1)
         if spec.num_gaussian:
             shape: tuple[int, ...] = (spec.num_gaussian,)
             initial = spec.initial_log_std

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rlplat.errors import CheckpointError  # noqa: E402
+from rlplat.errors import CheckpointError, ConfigError  # noqa: E402
+from rlplat.rl.obs_tree import map_obs  # noqa: E402
+from rlplat.rl.spaces import ObsSpec  # noqa: E402
 from rlplat.rl.torch.networks import ActorCritic, make_network  # noqa: E402
 from rlplat.rl.torch.weights import load_weights, weights_of  # noqa: E402
-from tests.rl.specimens import IMAGE, make_spec, random_obs, spec_of_actions  # noqa: E402
+from tests.rl.specimens import BOX, IMAGE, make_spec, random_obs, spec_of_actions  # noqa: E402
 
 CORES = ("none", "lstm", "gru", "attention")
 
@@ -120,3 +123,32 @@ class Doubled(ActorCritic):
     def forward(self, obs: Any, state: Any = None, starts: Any = None) -> Any:
         distribution, values, state = super().forward(obs, state, starts)
         return distribution, 2.0 * values, state
+
+
+VECTORS = {"arm": ObsSpec("vector", (3,), "float32"), "sim": ObsSpec("vector", (2,), "float32")}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "layer_norm": {"layer_norm": True, "activation": "elu"},
+    "critic_sizes": {"critic_hidden_sizes": [5]},
+    "sde": {"use_sde": True},
+    "core": {"core": "lstm"},
+    "groups": {"obs_groups": {"actor": ["arm"]}},
+    "shared": {"share_encoder": True},
+    "squashed": {"squash_actions": True},
+}
+
+
+@pytest.mark.parametrize("chosen", [*itertools.combinations(OPTIONS, 2)], ids="-".join)
+def test_any_two_options_work_together_or_are_refused(chosen: tuple[str, str]) -> None:
+    """Each alone worked, and noise of the features' took its size from a critic with sizes of its own."""
+    policy = {key: value for name in chosen for key, value in OPTIONS[name].items()}
+    try:
+        spec = make_spec(VECTORS, BOX, **policy)
+    except ConfigError:
+        return
+    network = ActorCritic(spec)
+    obs = map_obs(torch.from_numpy, random_obs(spec, (3,), np.random.default_rng(0)))
+    distribution, values, state = network(obs)
+    loss = distribution.log_prob(distribution.sample(torch.Generator())).mean() + values.square().mean()
+    loss.backward()
+    assert values.shape == (3,) and state.shape == (3, network.state_size)
+    assert all(parameter.grad is not None for parameter in network.parameters())
