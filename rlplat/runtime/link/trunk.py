@@ -45,9 +45,10 @@ def new_keys(address: str) -> Keys:
     return Keys(address, *pairs)
 
 
-def _make_socket(context: zmq.Context, kind: int, keys: tuple[str, str]) -> zmq.Socket:
+def _make_socket(context: zmq.Context, kind: int, address: str, keys: tuple[str, str]) -> zmq.Socket:
     socket = context.socket(kind)
     for option, value in (
+        (zmq.IPV6, int("[" in address)),
         (zmq.LINGER, 0),
         (zmq.SNDHWM, 0),
         (zmq.RCVHWM, 0),
@@ -72,7 +73,7 @@ class HeadTrunks:
         self._guard = self._context.socket(zmq.REP)
         self._guard.bind("inproc://zeromq.zap.01")
         self._allowed = z85.decode(keys.node_public)
-        self._socket = _make_socket(self._context, zmq.ROUTER, (keys.head_public, keys.head_secret))
+        self._socket = _make_socket(self._context, zmq.ROUTER, keys.address, (keys.head_public, keys.head_secret))
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
@@ -135,7 +136,7 @@ class AgentTrunk:
 
     def __init__(self, keys: Keys, node: str = "") -> None:
         self._context = zmq.Context()
-        self._socket = _make_socket(self._context, zmq.DEALER, (keys.node_public, keys.node_secret))
+        self._socket = _make_socket(self._context, zmq.DEALER, keys.address, (keys.node_public, keys.node_secret))
         if node:
             self._socket.setsockopt(zmq.ROUTING_ID, node.encode())
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.head_public.encode())

@@ -21,6 +21,7 @@ import zmq
 
 import rlplat
 from rlplat.errors import ConfigError, ObjectStoreFull, WorkerCrashed
+from rlplat.runtime.link.trunk import AgentTrunk, HeadTrunks
 from rlplat.runtime.placement import placement_group, remove_placement_group
 from rlplat.runtime.start import join_file
 from rlplat.runtime.start.start import versions
@@ -526,3 +527,26 @@ def test_a_training_has_rollout_workers_on_every_machine(
     command += ["--num-rollout-workers", "4", "--stop.env-steps", "4000", "--out", str(tmp_path / "run")]
     assert main(command) == 0, capsys.readouterr().err
     assert len({line for line in seen.read_text().splitlines() if line}) == 2
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_a_head_with_an_ipv6_address_is_reached(tmp_path: Path) -> None:
+    keys = join_file.make(str(tmp_path / "six.json"), "::1", 0)
+    head, agent = HeadTrunks(keys), AgentTrunk(keys, "n2")
+    try:
+        agent.tell(agent_messages.AskLease(1))
+        heard: list[Any] = []
+        assert soon(lambda: heard.extend(head.receive()) or heard)
+        assert [machine for machine, *_ in heard] == [b"n2"]
+    finally:
+        agent.close()
+        head.close()
