@@ -158,7 +158,7 @@ class ObsNormalizer:
         In C order, whoever made the arrays: matrix products and convolutions round differently with another one, and
         an environment's own observations have another one than those that a checkpoint brings back.
         """
-        obs = map_obs(np.ascontiguousarray, obs)
+        obs = map_obs(np.ascontiguousarray, obs) if isinstance(obs, dict) else np.ascontiguousarray(obs)
         if self._mean is None or self._inverse_std is None:
             return obs
         if not isinstance(obs, dict):

@@ -44,7 +44,7 @@ def _selu(x: Array) -> Array:
 
 
 ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
-    "tanh": lambda x: np.tanh(x, out=x),
+    "tanh": lambda x: np.tanh(x, x),
     "relu": lambda x: np.maximum(x, 0.0, out=x),
     "leaky_relu": lambda x: np.maximum(x, 0.01 * x, out=x),
     "elu": _elu,  # Clevert et al. 2016, eq. 16
@@ -77,12 +77,13 @@ def forward(x: Array, layers: Sequence[Layer], activation: Activation, *, last: 
     """x: float32[B, in] -> float32[B, out]; last: activate after the last layer, too (an encoder)."""
     left = len(layers) if last else len(layers) - 1
     activate, is_shared = ACTIVATIONS[activation], layers[0][0].ndim == 2
-    for weight, bias, *norm in layers:
+    for parts in layers:
+        weight, bias = parts[0], parts[1]
         x = x @ weight if is_shared else (weight.swapaxes(1, 2) @ x[:, :, None])[:, :, 0]
         x += bias
         if left:
             left -= 1
-            x = activate(_normalized(x, *norm) if norm else x)
+            x = activate(x) if len(parts) == 2 else activate(_normalized(x, *parts[2:]))
     return x
 
 
