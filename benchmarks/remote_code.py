@@ -64,6 +64,11 @@ class Echo:
         return note_pid_and_hang(file)
 
 
+class AsyncEcho:
+    async def ping(self) -> None:
+        pass
+
+
 class Weights:
     """A parameter server: float32[n], plain gradient steps."""
 

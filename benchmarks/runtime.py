@@ -27,6 +27,7 @@ NOTES = (
     "`bulk submission` is `rlplat.map`; its results are checked. Ray has no verb of that kind.",
     "`memory of one idle actor` and `idle` are proportional set sizes (PSS), the driver included in `idle`.",
     "`zmq` is a bare DEALER and ROUTER that spin as long; its start is `python -c 'import zmq, numpy, msgspec'`.",
+    "`monarch` is torchmonarch 0.7.0 in an environment of its own (MONARCH_PYTHON): actors only.",
     "The process pool is `concurrent.futures.ProcessPoolExecutor`; what it returns comes from tasks, not actors.",
 )
 
@@ -37,13 +38,16 @@ def main() -> None:
         _run_block(options.block, options.rows, options.quick, options.samples)
         return
     peers = ["rlplat", *dict.fromkeys(options.peer)]
+    if "monarch" in peers and not PEERS["monarch"].python:
+        sys.exit("--peer monarch: MONARCH_PYTHON must name the Python of an environment with torchmonarch and msgspec")
     info = hardware(PACKAGES)
     samples: list[Sample] = []
     failures: list[str] = []
     for repeat in range(options.repeats):
         for peer in peers if repeat % 2 == 0 else peers[::-1]:
             print(f"repeat {repeat + 1} of {options.repeats}: {peer}", file=sys.stderr, flush=True)
-            if options.rows is None or any(text in "start-up" for text in options.rows):
+            own_environment = PEERS[peer].python != sys.executable
+            if not own_environment and (options.rows is None or any(text in "start-up" for text in options.rows)):
                 samples += fresh_process.measure(peer, settle_s=0.5 if options.quick else 3.0)
             found, failed = _block_in_a_process(peer, options)
             samples += found
@@ -80,7 +84,7 @@ def _block_in_a_process(peer: str, options: argparse.Namespace) -> tuple[list[Sa
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "samples.jsonl"
         file.touch()
-        command = [sys.executable, "-m", "benchmarks.runtime", "--block", peer, "--samples", str(file)]
+        command = [PEERS[peer].python, "-m", "benchmarks.runtime", "--block", peer, "--samples", str(file)]
         command += ["--quick"] if options.quick else []
         command += ["--rows", *options.rows] if options.rows else []
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

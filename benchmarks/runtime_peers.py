@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -39,8 +40,10 @@ class Peer:
     """Start a cluster of `NUM_CPUS`; returns the verbs."""
     stop: Callable[[], None]
     can: frozenset[str]
-    """Of `round trips`, `tasks` (many at once, `wait`), `refs` (put, refs as arguments), `actors`, `retries` (of both),
-    `bulk` (`map`)."""
+    """Of `round trips`, `tasks` (many at once, `wait`), `refs` (put, refs as arguments), `calls` (of actors), `actors`
+    (all else about them), `retries` (of both), `bulk` (`map`)."""
+    python: str = sys.executable
+    """The interpreter of a peer that has an environment of its own."""
 
 
 def _start_rlplat() -> Any:
@@ -166,7 +169,27 @@ def _stop_echo() -> None:
     _echoes.pop().close()
 
 
-_RAYS_VERBS = frozenset({"round trips", "tasks", "refs", "actors", "retries"})
+class _MonarchVerbs:
+    """torchmonarch's actors: a process each; several of them are a mesh, which one message calls."""
+
+    def remote(self, target: type) -> Any:
+        return SimpleNamespace(remote=lambda: self._spawned(target, 1, "call_one"))
+
+    def several(self, target: type, count: int) -> Any:
+        return self._spawned(target, count, "call")
+
+    def get(self, ref: Any) -> Any:
+        return ref.get()
+
+    def _spawned(self, target: type, count: int, verb: str) -> Any:
+        from monarch.actor import Actor, endpoint, this_host
+
+        actor_class = type(target.__name__, (Actor,), {"ping": endpoint(target.ping)})  # type: ignore[attr-defined]
+        actors = this_host().spawn_procs({"hosts": count}).spawn(target.__name__.lower(), actor_class)
+        return SimpleNamespace(ping=SimpleNamespace(remote=getattr(actors.ping, verb)))
+
+
+_RAYS_VERBS = frozenset({"round trips", "tasks", "refs", "calls", "actors", "retries"})
 PEERS = {
     peer.name: peer
     for peer in (
@@ -174,5 +197,6 @@ PEERS = {
         Peer("ray", _start_ray, _stop_ray, _RAYS_VERBS),
         Peer("pool", _start_pool, _stop_pool, frozenset({"round trips", "tasks"})),
         Peer("zmq", _start_echo, _stop_echo, frozenset({"round trips"})),
+        Peer("monarch", _MonarchVerbs, lambda: None, frozenset({"calls"}), os.environ.get("MONARCH_PYTHON", "")),
     )
 }

@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks.measure import percentile
 from benchmarks.process_memory import descendants, pss_mib
 from benchmarks.remote_code import (
+    AsyncEcho,
     Echo,
     Weights,
     identity,
@@ -148,13 +149,40 @@ def _(verbs: Any, few: bool) -> dict[str, float]:
     return {"all": seconds(all_at_once) * 1e3, "one by one": seconds(one_by_one) * 1e3}
 
 
+@row("1,000 refs as they complete, ms")
+def _(verbs: Any, few: bool) -> dict[str, float]:
+    """`rlplat.as_completed`; where there is no such verb, `wait` for one of the rest, as its documentation says."""
+    task, count = verbs.remote(noop), 50 if few else 1000
+
+    def waited(rest: list[Any]) -> Iterator[Any]:
+        while rest:
+            ready, rest = verbs.wait(rest, num_returns=1)
+            yield from ready
+
+    as_completed = getattr(verbs, "as_completed", waited)
+    return {"": seconds(lambda: deque(as_completed([task.remote() for _ in range(count)]), maxlen=0)) * 1e3}
+
+
 # ---------------------------------------------------------------- actors
 
 
-@row("actor call round trip p50 / p99, µs", "actors")
+@row("actor call round trip p50 / p99, µs", "calls")
 def _(verbs: Any, few: bool) -> dict[str, float]:
     actor = verbs.remote(Echo).remote()
     return round_trips_us(verbs, actor.ping.remote, few)
+
+
+@row("call to 8 actors, all answered, p50 / p99, µs", "calls")
+def _(verbs: Any, few: bool) -> dict[str, float]:
+    """Monarch sends it as one message to a mesh of 8."""
+    actors = verbs.several(Echo, 8) if hasattr(verbs, "several") else [verbs.remote(Echo).remote() for _ in range(8)]
+    call = actors.ping.remote if hasattr(verbs, "several") else lambda: [actor.ping.remote() for actor in actors]
+    return round_trips_us(verbs, call, few)
+
+
+@row("async actor's call round trip p50 / p99, µs", "actors")
+def _(verbs: Any, few: bool) -> dict[str, float]:
+    return round_trips_us(verbs, verbs.remote(AsyncEcho).remote().ping.remote, few)
 
 
 @row("actor calls 1:1 / 2x2, calls/s", "actors", is_rate=True)
