@@ -24,22 +24,10 @@ Everything else is SAC's (algorithms/sac.py): soft targets, actor, temperature. 
 from __future__ import annotations
 
 import math
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
-
 from rlplat.algorithms.sac import SAC, SACConfig, SACLearner
-from rlplat.rl.interfaces import UpdateReport
-from rlplat.rl.learning.backend import Computation
-from rlplat.rl.normalization import require_normalizable
-from rlplat.rl.obs_tree import take_obs
-from rlplat.rl.offline.dataset import read_episodes
-from rlplat.rl.offline.episodes import RecordedTransitions
-from rlplat.rl.offline.ring import NOT_SAMPLED, DataConfig, DataRing, Epochs
-from rlplat.rl.policies.bounded_actor import require_bounded
-from rlplat.rl.replay.buffer import Minibatch
-from rlplat.rl.unused_settings import Unused
+from rlplat.rl.offline.continuous import RecordedConfig, RecordedControl, RecordedLearner
 from rlplat.section import Coefficient, Count
 
 if TYPE_CHECKING:
@@ -49,27 +37,8 @@ if TYPE_CHECKING:
     from rlplat.rl.torch.continuous_control import Transitions
 
 
-class CQLConfig(DataConfig, SACConfig):
+class CQLConfig(RecordedConfig, SACConfig):
     """CQL's settings: those of SAC that have to do with learning, and these."""
-
-    unused = {
-        **SACConfig.unused,
-        **NOT_SAMPLED,
-        **{
-            name: Unused("transitions are recorded ones")
-            for name in (
-                "rollout_length",
-                "learning_starts",
-                "env_steps_per_update",
-                "replay_capacity",
-                "save_replay",
-            )
-        },
-        "n_step": Unused("recorded steps are learnt from one by one", is_error=True),
-        "hindsight.goal_selection_strategy": Unused("recorded steps keep their goals", is_error=True),
-    }
-
-    shapes_replay = ()
 
     conservative_coef: Coefficient = 5.0
     """alpha of equation 4: how much the critics are held down at actions that were not recorded; 0 is SAC on data."""
@@ -94,43 +63,10 @@ def log_sum_exp_q(q_uniform: Tensor, q_policy: Tensor, log_probs: Tensor, num_ac
     return torch.logsumexp(terms, dim=1) - math.log(2 * num_samples)
 
 
-class CQLLearner(SACLearner):
-    """An actor: reads the data, makes `updates_per_round` gradient steps at a time, publishes the weights. SAC's
-    networks, optimizers and losses, with conservative critics."""
+class CQLLearner(RecordedLearner, SACLearner):
+    """SAC's on recorded transitions, with conservative critics."""
 
     config: CQLConfig
-    acts_from_start = True
-
-    def __init__(self, computation: Computation, *arguments: Any) -> None:
-        super().__init__(computation, *arguments)
-        episodes = read_episodes(self.config.data)
-        self._data = RecordedTransitions(episodes, self.config.discount)
-        self._epochs = Epochs(len(self._data), self.seeds[1])
-        self._num_drawn = 0
-        if self.config.normalize_observations:
-            obs = take_obs(episodes.obs, episodes.obs_rows())
-            self.obs_statistics.update(obs, np.ones(len(self._data), np.bool_))
-
-    def update(self, *batches: Any) -> UpdateReport:
-        """One round; publishes version + 1."""
-        started, self._num_drawn = perf_counter(), self.env_steps
-        trained = self.learn(self.config.updates_per_round)
-        env_steps = self.config.updates_per_round * self.config.batch_size
-        self.env_steps += env_steps
-        learnt = perf_counter()
-        self.publish_next()
-        metrics = self.metrics(trained) | {
-            "learner/epochs": self.env_steps / len(self._data),
-            "time/train_s": learnt - started,
-            "time/publish_s": perf_counter() - learnt,
-        }
-        return UpdateReport(env_steps, [], metrics)
-
-    def draw(self, size: int) -> Minibatch:
-        """Of the data, in the order of the epochs."""
-        rows = self._epochs.rows(self._num_drawn, size)
-        self._num_drawn += size
-        return self._data.take(rows)
 
     def critic_objective(self, batch: Transitions, q: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, float]]:
         """SAC's, and equation 4's term that presses the values of all actions down and lifts the recorded ones."""
@@ -156,7 +92,7 @@ class CQLLearner(SACLearner):
         return log_sum_exp_q(*columns)
 
 
-class CQL(DataRing[CQLConfig]):
+class CQL(RecordedControl[CQLConfig]):
     """with CQL(CQLConfig(data="data/pendulum", seed=1)) as cql:
     while (result := cql.step()).env_steps < 1_000_000:
         print(result.metrics["learner/conservative_gap"])
@@ -165,8 +101,3 @@ class CQL(DataRing[CQLConfig]):
     name, config_class, learner_class = "cql", CQLConfig, CQLLearner
     losses = (*SAC.losses, "log_sum_exp_q")
     make_policy = SAC.make_policy
-
-    def check_spaces(self) -> None:
-        require_bounded(self.spaces, self.config.env, self.name)
-        if self.config.normalize_observations:
-            require_normalizable(self.spaces.obs)
