@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from rlplat.algorithms.cql import CQL, CQLConfig, CQLLearner, log_sum_exp_q
-from rlplat.algorithms.sac import critic_loss
+from rlplat.algorithms.sac import SACConfig, critic_loss
 from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.learning.backend import computation_of
@@ -177,6 +177,10 @@ def test_bad_input_is_answered(recorded: Path) -> None:
         CQL(quick(recorded, env="MountainCarContinuous-v0"))
     with pytest.raises(UsageError, match=r"there is no data set in .*nowhere"):
         CQL(CQLConfig(env="Pendulum-v1", data="nowhere"))
+
+
+def test_its_networks_are_those_of_sac_unless_others_are_named() -> None:
+    assert CQLConfig(env="X", data="d").policy == SACConfig(env="X").policy
 
 
 def test_discrete_actions_are_not_for_it(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import Field
 
 from rlplat.rl.interfaces import UpdateReport
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.obs_tree import take_obs
-from rlplat.rl.off_policy.learner import ContinuousConfig, ContinuousLearner
+from rlplat.rl.off_policy.learner import ContinuousConfig, ContinuousLearner, ContinuousPolicyConfig
 from rlplat.rl.offline.dataset import read_episodes
 from rlplat.rl.offline.episodes import RecordedTransitions
 from rlplat.rl.offline.ring import NOT_SAMPLED, DataConfig, DataRing, Epochs
@@ -46,6 +47,8 @@ class RecordedConfig(DataConfig, ContinuousConfig):
     }
 
     shapes_replay = ()
+
+    policy: ContinuousPolicyConfig = Field(default_factory=ContinuousPolicyConfig)
 
 
 class RecordedLearner(ContinuousLearner[Any]):

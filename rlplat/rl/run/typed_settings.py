@@ -200,7 +200,6 @@ class AdamWSettings(CommonSettings, total=False):
 
 
 class DataSettings(AdamWSettings, total=False):
-    policy: PolicySettings | PolicyConfig
     updates_per_round: int
     batch_size: int
     adam_epsilon: float
@@ -215,6 +214,7 @@ class OnPolicySettings(AdamWSettings, total=False):
 
 
 class BCSettings(DataSettings, total=False):
+    policy: PolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
 
@@ -337,8 +337,7 @@ class ImpalaSettings(RMSPropSettings, total=False):
     entropy_coef: ScheduleSetting
 
 
-class CQLSettings(DiscreteSACSettings, total=False):
-    random_shift: int
+class CQLSettings(SACSettings, total=False):
     updates_per_round: int
     conservative_coef: float
     num_sampled_actions: int
