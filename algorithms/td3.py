@@ -146,12 +146,16 @@ class TD3Learner(ContinuousLearner[TD3Config]):
         # update phi by the deterministic policy gradient
         features = batch.features.detach()
         actions = nets.actor(features).tanh()
-        loss = self.actor_loss(nets.critics.first(torch.cat([features, actions], dim=-1)))
+        loss = self.actor_objective(batch, actions, nets.critics.first(torch.cat([features, actions], dim=-1)))
         actor_norm = nets.descend_actor(loss, learning_rate)
 
         # theta'_i <- tau theta_i + (1 - tau) theta'_i;  phi' <- tau phi + (1 - tau) phi'
         nets.update_targets()
         return figures | {"actor_loss": float(loss.detach()), "gradient_norm": math.hypot(norm, actor_norm)}
+
+    def actor_objective(self, batch: Transitions, actions: Tensor, q: Tensor) -> Tensor:
+        """What the actor descends. actions: float32[N, A], its own in the batch's states; q: float32[N], of these."""
+        return self.actor_loss(q)
 
     # The functions above; a subclass may write others, with `self.trainee` and `self.config` at hand.
 

@@ -276,6 +276,8 @@ ALGORITHMS_ELSEWHERE = {
     "rainbow": Switches("dqn", _RAINBOW),
     "sacdiscrete": Switches("discrete_sac", {}),
     "discretesac": Switches("discrete_sac", {}),
+    "td3bc": Switches("td3_bc", {}),
+    "td3+bc": Switches("td3_bc", {}),
     "ddpg": Switches("td3", {"policy_delay": 1, "target_noise": 0.0}),
     "recurrentppo": Switches("ppo", {"policy.core": "lstm"}),
     "maskableppo": Switches("ppo", {}),

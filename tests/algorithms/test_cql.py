@@ -23,6 +23,7 @@ from rlplat.rl.offline.episodes import Episodes, RecordedTransitions
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 from rlplat.rl.torch.continuous_control import squashed_sample
+from tests.algorithms.recorded import weak_pendulum
 from tests.states import assert_resumes
 
 pytestmark = pytest.mark.slow
@@ -120,30 +121,7 @@ def test_transitions_end_where_the_episode_did() -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two episodes of Pendulum with weak actions only."""
-    path, rng = tmp_path_factory.mktemp("data") / "pendulum", np.random.default_rng(0)
-    with (
-        make_vector_env("Pendulum-v1", 1) as env,
-        DataWriter(path, env="Pendulum-v1", spaces=env.spec) as writer,
-    ):
-        for seed in range(2):
-            actions, rewards = rng.uniform(-0.2, 0.2, (200, 1)).astype(np.float32), []
-            obs = [np.array(env.reset(seed))]
-            for action in actions:
-                step = env.step(action[None])
-                obs.append(np.array(step.obs if step.final_obs is None else step.final_obs))
-                rewards.append(float(step.rewards[0]))
-            writer.add(
-                Episodes(
-                    np.concatenate(obs),
-                    actions,
-                    np.array(rewards, np.float32),
-                    np.array([200]),
-                    np.array([False]),
-                )
-            )
-        writer.close()
-    return path
+    return weak_pendulum(tmp_path_factory.mktemp("data") / "pendulum")
 
 
 def quick(data: Path, **settings: Any) -> CQLConfig:

@@ -33,6 +33,7 @@ from rlplat.algorithms import (
     r2d2,
     sac,
     td3,
+    td3_bc,
 )
 from rlplat.algorithms.other_frameworks import WRITTEN_FOR
 from rlplat.errors import ConfigError, UsageError
@@ -105,6 +106,7 @@ FILES: dict[str, tuple[Any, str, dict[str, str], dict[str, Any]]] = {
     ),
     "mbpo": (mbpo, "MBPO", {"": "actor_loss"}, BOUNDED | {"model": MODEL, "env_steps_per_update": 4}),
     "cql": (cql, "CQL", {"log_sum_exp_q": "log_sum_exp_q"}, OFFLINE),
+    "td3_bc": (td3_bc, "TD3BC", {"actor_loss": "actor_loss"}, OFFLINE | {"policy_delay": 1}),
     "bc": (bc, "BC", {"cloning_loss": "loss"}, OFFLINE),
     "alphazero": (alphazero, "AlphaZero", {"losses": "loss"}, GAMES),
     "es": (
@@ -171,7 +173,7 @@ def step(algorithm: Any, settings: dict[str, Any], turns: int = 30) -> list[Any]
 
 def settings_of(case: str, recorded: str) -> dict[str, Any]:
     settings = FILES[case][3]
-    return settings | ({"data": recorded} if case in ("bc", "cql") else {})
+    return settings | ({"data": recorded} if settings.keys() >= OFFLINE.keys() else {})
 
 
 @pytest.mark.parametrize("case, loss", [(case, loss) for case, loss in CASES if loss])

@@ -63,6 +63,7 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.algorithms.r2d2",
         "rlplat.algorithms.sac",
         "rlplat.algorithms.td3",
+        "rlplat.algorithms.td3_bc",
     ],
 )
 def test_the_driver_of_a_run_loads_no_framework(module: str) -> None:

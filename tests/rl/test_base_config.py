@@ -169,6 +169,7 @@ def test_every_algorithm_has_its_families() -> None:
         "mbpo": {"_mujoco"},
         "bc": set(),  # what suits depends on the data
         "cql": set(),
+        "td3_bc": set(),
         "discrete_sac": set(),
         "r2d2": set(),
         "apex": {"_atari"},

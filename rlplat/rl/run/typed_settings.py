@@ -262,6 +262,10 @@ class ESSettings(CommonSettings, total=False):
     sample_actions: bool
 
 
+class RecordedSettings(ContinuousSettings, total=False):
+    updates_per_round: int
+
+
 class AnySACSettings(ContinuousSettings, total=False):
     initial_entropy_coef: float
     target_entropy: Literal["auto"] | float
@@ -285,6 +289,13 @@ class AlphaZeroSettings(CommonSettings, total=False):
     use_symmetries: bool
     adam_epsilon: float
     max_gradient_norm: float | None
+
+
+class AnyTD3Settings(ContinuousSettings, total=False):
+    exploration_noise: float
+    policy_delay: int
+    target_noise: float
+    target_noise_clip: float
 
 
 class A3CSettings(RMSPropSettings, total=False):
@@ -314,14 +325,10 @@ class SACSettings(AnySACSettings, total=False):
     entropy_coef: Literal["auto"] | float
 
 
-class TD3Settings(ContinuousSettings, total=False):
+class TD3Settings(AnyTD3Settings, total=False):
     policy: ContinuousPolicySettings | PolicyConfig
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
-    exploration_noise: float
-    policy_delay: int
-    target_noise: float
-    target_noise_clip: float
 
 
 class ImpalaSettings(RMSPropSettings, total=False):
@@ -341,6 +348,11 @@ class CQLSettings(SACSettings, total=False):
     updates_per_round: int
     conservative_coef: float
     num_sampled_actions: int
+
+
+class TD3BCSettings(TD3Settings, total=False):
+    updates_per_round: int
+    alpha: float
 
 
 class PPOSettings(OnPolicySettings, total=False):
@@ -408,7 +420,7 @@ class ApexSettings(R2D2Settings, total=False):
     ratio_slack: float
 
 
-class AnySettings(AnyDQNSettings, AnySACSettings, RMSPropSettings, DataSettings, total=False):
+class AnySettings(AnyDQNSettings, AnyTD3Settings, AnySACSettings, RecordedSettings, RMSPropSettings, total=False):
     optimizer: Literal["rmsprop", "adam"] | Literal["adam", "sgd"]
     gae_lambda: float
     num_parameter_servers: int
@@ -455,8 +467,5 @@ class AnySettings(AnyDQNSettings, AnySACSettings, RMSPropSettings, DataSettings,
     desired_kl: float | None
     dual_clip: float | None
     overlap_sampling: Literal["auto"] | bool
-    exploration_noise: float
-    policy_delay: int
-    target_noise: float
-    target_noise_clip: float
+    alpha: float
     data: str
