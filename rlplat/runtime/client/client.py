@@ -138,7 +138,7 @@ class Client:
         worker, reason = message.worker, message.reason
         if worker in self.objects.dead:
             return
-        self.objects.peer_died(worker, reason)
+        self.objects.peer_died(worker, reason, message.with_machine)
         self.calls.on_worker_died(worker, reason, message.kind)
         self.link.loop.notify()
 

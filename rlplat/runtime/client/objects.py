@@ -54,6 +54,8 @@ class Objects:
         self.ids = _ids
         self.dead = Dead()
         """Processes that died."""
+        self._kept: set[str] = set()
+        """Segments of the dead that lie on their machines, elsewhere."""
         self.borrows: dict[Key, Borrow] = {}
         self.lineage = Lineage()
         self.num_errors = 0
@@ -204,8 +206,15 @@ class Objects:
     def free_segment(self, segment: Segment) -> None:
         if segment.creator == self.client_id:
             self.store.free(segment.name)
-        elif segment.creator not in self.dead:
-            self._transport.post(segment.creator, messages.FreeSegments([segment.name]))
+        else:
+            self._free_elsewhere(segment)
+
+    def _free_elsewhere(self, segment: Segment, is_lost: bool = False) -> None:
+        if segment.creator not in self.dead:
+            self._transport.post(segment.creator, messages.FreeSegments([segment.name], is_lost))
+        elif segment.name in self._kept:
+            self._kept.discard(segment.name)
+            self._transport.post(NODE, messages.Keep(segment.creator, [segment.name], True))
 
     # ---------------------------------------------------------------- values
 
@@ -264,8 +273,10 @@ class Objects:
         value = entry.value
         if value is None or value.segment is None or self.store.place(value.segment) != "lost":
             return True
-        creator = value.segment.creator  # on another machine its bytes are there as long as it is
-        return creator != self.client_id and creator not in self.dead and self._transport.is_far(creator)
+        segment = value.segment
+        if segment.creator in self.dead:
+            return segment.name in self._kept
+        return segment.creator != self.client_id and self._transport.is_far(segment.creator)
 
     def holds(self, key: Key) -> bool:
         """Whether a ref of another process's object is here (of ours it does not matter: they can be made again)."""
@@ -280,8 +291,8 @@ class Objects:
         self.store.account.owned(-sum(segment.sizes), -1)
         if segment.creator == self.client_id:
             self.store.lose(segment.name)
-        elif segment.creator not in self.dead:
-            self._transport.post(segment.creator, messages.FreeSegments([segment.name], True))
+        else:
+            self._free_elsewhere(segment, is_lost=True)
 
     def own(self, value: Value, inner: list[ObjectRef], made_by: str) -> ObjectRef:
         """A new object of this process that has its value already."""
@@ -423,13 +434,19 @@ class Objects:
         self.dead.reasons |= reasons
         self._settled.begin_with(next_number, alive)
 
-    def peer_died(self, peer: str, reason: str) -> None:
+    def peer_died(self, peer: str, reason: str, with_machine: bool = False) -> None:
         """What it owned is lost, bytes that it made for us become ours; its borrows are over when that is settled."""
         self.dead.add_with(peer, reason)
+        left = []
         for entry in self.book.values():
             value = entry.value
             if value is not None and value.segment is not None and value.segment.creator == peer:
                 value.segment = self.store.take_over(value.segment)
+                if value.segment.creator == peer:
+                    left.append(value.segment.name)
+        if left and not with_machine and self._transport.is_far(peer):
+            self._kept.update(left)
+            self._transport.post(NODE, messages.Keep(peer, left))
         self._transport.forget(peer)
         self.store.forget(peer)
         self._tell_held(peer)

@@ -289,14 +289,15 @@ class Rebuilder:
         return out
 
     def lost(self, id: int, segment: str) -> None:
-        """Somebody found that this segment of one of our objects is missing."""
+        """Somebody found that this segment of one of our objects is missing (on its machine, where that is another)."""
         objects = self._objects
         entry = objects.book.find(id)
         value = None if entry is None else entry.value
         if value is None or value.segment is None or value.segment.name != segment:
             return  # it is being made already, or was
-        if objects.is_there(id):
+        if objects.store.place(value.segment) != "lost":
             return  # it has moved while the reader looked
+        objects.forget_bytes(id)
         plan = self.lineage.plan(id, objects.is_there)
         if isinstance(plan, list):
             foreign = [key for recipe in plan for key in _keys(recipe.call.message) if not objects.holds(key)]
@@ -320,7 +321,6 @@ class Rebuilder:
         else:
             text = f"{what}, and {me}:{broken.id}, which it takes to make it again, is gone too: {broken.reason}"
             error = ErrorInfo("ObjectRebuildFailed", text)
-        self._objects.forget_bytes(id)
         self.lineage.freed(id)
         self._objects.fill(id, Value(error=error))
 

@@ -6,7 +6,7 @@ import os
 import select
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from rlplat.runtime.core.scheduler.views import InUse
@@ -40,6 +40,8 @@ class Agent:
         """`zygote`: its pid. `gpus`: what CUDA calls them. `processes` start and end the workers, `watch` looks at
         them; what they want to know and to tell is said there."""
         self._session, self._folder = config["session"], config["folder"]
+        self.kept: Container[str] = ()
+        """Files of segments that are not to go with their makers."""
         self.processes = processes(
             orders,
             zygote,
@@ -79,7 +81,7 @@ class Agent:
 
     def remove_files(self, workers: list[str]) -> None:
         for worker in workers:  # owners that live have given names of their own to what it had made for them
-            remove_files_of(self._session, worker)
+            remove_files_of(self._session, worker, self.kept)
 
     # -- time
 

@@ -4,6 +4,9 @@ A copy is a file of the session's folder with the original's name, so a reader o
 used twice where a cluster has several machines, so a copy is the value or is not there. The machine of the
 original looks after who has copies: when the original is gone, it tells them. Copies are the first to go when room is
 needed: they can be pulled again.
+
+An owner on the machine where a dead process has left its bytes gives them a name of its own; one elsewhere says `Keep`,
+and they are this part's until it says that they are free, or dies.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 
 from rlplat.runtime.machine.session import SPILL_LINK
 from rlplat.runtime.store.account import Account
-from rlplat.runtime.wire.agent_messages import AskChunk, Chunk, DropCopies
+from rlplat.runtime.wire.agent_messages import AskChunk, Chunk, CreatorsLost, DropCopies, Keep
 from rlplat.runtime.wire.messages import NODE, MakeRoom, Pull, Pulled, RoomMade
 
 CHUNK_BYTES = 1 << 20
@@ -50,6 +53,8 @@ class Copies:
         self._pulling: dict[str, _Pulling] = {}
         self._served: dict[str, set[str]] = {}
         """Of segments made here: who has copies."""
+        self._kept: dict[str, tuple[str, int, int]] = {}
+        """Segments of the dead: (owner, bytes in shared memory, bytes on disk)."""
         self._look_at = 0.0
 
     def _path(self, name: str) -> str:
@@ -61,7 +66,12 @@ class Copies:
         """Where the original is: in shared memory, or spilled."""
         return self._path(name), os.path.join(self._session, SPILL_LINK, name)
 
-    def hear(self, message: AskChunk | Chunk | DropCopies) -> None:
+    def __contains__(self, file: object) -> bool:
+        """Whether the file of a segment is in the care of this part (and not of who has made it)."""
+        name = str(file).removesuffix(".part")
+        return name in self._kept or name in self._copies or name in self._pulling
+
+    def hear(self, message: AskChunk | Chunk | DropCopies | Keep | CreatorsLost) -> None:
         match message:
             case AskChunk():
                 self.serve(message)
@@ -69,6 +79,12 @@ class Copies:
                 self.take(message)
             case DropCopies(_, names):
                 self.drop(names)
+            case Keep(_, _, names, True):
+                self._free(names)
+            case Keep(owner, creator, names, _):
+                self._keep(owner, creator, names)
+            case CreatorsLost(creators):
+                self.lost(creators)
 
     # -- this machine wants one
 
@@ -108,12 +124,13 @@ class Copies:
             pulling.descriptor = os.open(self._path(name) + ".part", flags, 0o600)
         try:
             written = os.pwrite(pulling.descriptor, chunk.data, chunk.offset)
+            if pulling.have + written >= pulling.size:
+                os.rename(self._path(name) + ".part", self._path(name))
         except OSError as error:  # other programs fill /dev/shm as well
             self._end(name, pulling, is_there=False, error=f"{error.strerror}; {self._account.describe()}")
             return
         pulling.have += written
         if pulling.have >= pulling.size:
-            os.rename(self._path(name) + ".part", self._path(name))
             self._copies[name] = pulling.size
             self._end(name, pulling, is_there=True)
         else:
@@ -124,7 +141,8 @@ class Copies:
         if pulling.descriptor >= 0:
             os.close(pulling.descriptor)
             if not is_there:
-                os.unlink(self._path(name) + ".part")
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path(name) + ".part")
                 self._account.release(pulling.size)
         for client, request in pulling.waiters:
             self._post(client, Pulled(request, is_there, error))
@@ -137,7 +155,8 @@ class Copies:
         return True
 
     def lost(self, creators: Collection[str]) -> None:
-        """These are dead: what is pulled from them does not come, and copies go (owners here have linked theirs)."""
+        """With their machine: what is pulled from them does not come, and copies go (owners here have linked
+        theirs)."""
         for name, pulling in list(self._pulling.items()):
             if pulling.creator in creators:
                 self._end(name, pulling, is_there=False)
@@ -182,6 +201,29 @@ class Copies:
         if not data:
             size = -1
         self._tell(Chunk(asked.node, asked.name, asked.offset, size, data))
+
+    # -- what dead processes of this machine have left for owners elsewhere
+
+    def _keep(self, owner: str, creator: str, names: list[str]) -> None:
+        for name in names:
+            for is_spilled, path in enumerate(self._places(name)):
+                if name not in self._kept and os.path.exists(path):
+                    size = os.path.getsize(path)
+                    self._kept[name] = owner, *((0, size) if is_spilled else (size, 0))
+                    self._account.take_over(creator, *self._kept[name][1:])
+
+    def _free(self, names: list[str]) -> None:
+        for name in names:
+            _, size, spilled = self._kept.pop(name, ("", 0, 0))
+            if size or spilled:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._places(name)[spilled > 0])
+                self._account.release(size)
+                self._account.spilled(-spilled)
+
+    def settled(self, owners: list[str]) -> None:
+        """Nobody needs what these have owned."""
+        self._free([name for name, (owner, _, _) in self._kept.items() if owner in owners])
 
     def next_deadline(self) -> float | None:
         return self._look_at if self._served else None

@@ -77,6 +77,7 @@ class FarNode(Shell):
             on_env_settled=self._env_settled,
         )
         self.agent.processes.console = _HeadsConsole(self.trunk)
+        self.agent.kept = self._copies
 
     def run(self) -> None:
         total = self._config["total"]
@@ -147,8 +148,10 @@ class FarNode(Shell):
             case agent_messages.DefineEnv(key, spec):
                 self._define_env(key, spec)
             case agent_messages.RemoveFiles(workers):
-                self._copies.lost(workers)
+                self._copies.settled(workers)
                 self.agent.remove_files(workers)
+            case agent_messages.Keep() | agent_messages.CreatorsLost():
+                self._copies.hear(message)
             case agent_messages.AskChunk() | agent_messages.Chunk() | agent_messages.DropCopies():
                 self._copies.hear(message)
             case agent_messages.Using(rows):

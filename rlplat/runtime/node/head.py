@@ -68,6 +68,8 @@ class Head:
         """What clients ask of a node that has to do with other machines."""
         self.on_settled: Callable[[list[str]], None] = lambda workers: None
         """These deaths are, and their files are about to go."""
+        self.on_died: Callable[[str, AgentOrders | None], None] = lambda worker, agent: None
+        """A worker has died, on this agent's machine."""
         self._creations: dict[str, messages.KeepCreation] = {}
         """Of detached actors: how each of their incarnations is created."""
         self._creating: dict[int, str] = {}
@@ -276,10 +278,12 @@ class Head:
                     self._create(actor)
                 case events.TellDied(worker, reason, kind):
                     self.clients.discard(worker)
-                    self._agent_of.pop(worker, None)
+                    home = self._agent_of.pop(worker, None)
                     self._dead.add_with(worker, reason)
+                    self.on_died(worker, home)
+                    with_machine = home not in self.agents.values()
                     for client in self.clients:
-                        self._post(client, messages.WorkerDied(worker, reason, kind))
+                        self._post(client, messages.WorkerDied(worker, reason, kind, with_machine))
                     self._tell_settled(self._settling.died(worker, self.clients))
                 case events.WakeAt(at):
                     self.wake_at = at

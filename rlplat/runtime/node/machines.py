@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from rlplat.runtime.link.dropped import Handler
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.link.trunk import HeadTrunks, Keys
 from rlplat.runtime.node.copies import Copies
-from rlplat.runtime.node.head import Head
+from rlplat.runtime.node.head import AgentOrders, Head
 from rlplat.runtime.wire import agent_messages, messages
 from rlplat.runtime.wire.agent_messages import TrunkMessage
 from rlplat.runtime.wire.messages import DRIVER, NODE
@@ -43,7 +44,7 @@ class FarAgent:
     """What the head asks of an agent on another machine: by message."""
 
     def __init__(self, trunks: HeadTrunks, node: str, now: float) -> None:
-        self._trunks, self._machine = trunks, node.encode()
+        self._trunks, self.node, self._machine = trunks, node, node.encode()
         self.patience = Patience(now)
         self._using: dict[str, InUse] = {}
 
@@ -78,6 +79,15 @@ class FarAgent:
             self.tell(agent_messages.Using(rows))
 
 
+@dataclass(slots=True)
+class _Grave:
+    """Where a worker has died, for as long as there may be bytes of it."""
+
+    node: str
+    num_kept: int = 0
+    is_settled: bool = False
+
+
 class Machines:
     def __init__(
         self,
@@ -99,9 +109,14 @@ class Machines:
         self.write: Callable[[str], Any] = sys.stderr.write
         """Text for the driver's stderr."""
         transport.forward = self._outward
-        self._copies = Copies(config["session"], NODE, self._send_on, transport.post)
-        head.on_settled = self._copies.lost
-        head.on_elsewhere = {messages.Pull: self._copies.pull, messages.MakeRoom: self._copies.make_room}
+        self.copies = Copies(config["session"], NODE, self._send_on, transport.post)
+        self._graves: dict[str, _Grave] = {}
+        head.on_died, head.on_settled = self._died, self._settled
+        head.on_elsewhere = {
+            messages.Pull: self.copies.pull,
+            messages.MakeRoom: self.copies.make_room,
+            messages.Keep: self._keep,
+        }
 
     # -- frames between clients
 
@@ -186,13 +201,52 @@ class Machines:
     def _send_on(self, message: Any) -> None:
         """About bytes, to the machine that it is for: that may be this one."""
         is_question = isinstance(message, agent_messages.AskChunk)
-        node = self._node_of(message.creator) if is_question else message.node
+        node = self._place_of(message.creator) if is_question else message.node
         if node in self._far:
             self._far[node].tell(message)
         elif node == NODE:
-            self._copies.hear(message)
+            self.copies.hear(message)
         elif is_question:
             self._send_on(agent_messages.Chunk(message.node, message.name, message.offset, -1, b""))
+
+    # -- what the dead have left
+
+    def _died(self, worker: str, agent: AgentOrders | None) -> None:
+        self._graves[worker] = _Grave(agent.node if isinstance(agent, FarAgent) else NODE)
+
+    def _place_of(self, creator: str) -> str:
+        """The machine that has what it has made; "" when there is none."""
+        node = self._graves[creator].node if creator in self._graves else self._node_of(creator)
+        return node if node == NODE or node in self._far else ""
+
+    def _keep(self, owner: str, message: messages.Keep) -> None:
+        m, node = message, self._place_of(message.creator)
+        if m.creator in self._graves:
+            self._graves[m.creator].num_kept += -len(m.names) if m.are_freed else len(m.names)
+            self._forget(m.creator)
+        order = agent_messages.Keep(owner, m.creator, m.names, m.are_freed)
+        if node in self._far:
+            self._far[node].tell(order)
+        elif node == NODE:
+            self.copies.hear(order)
+
+    def _settled(self, workers: list[str]) -> None:
+        self.copies.settled(workers)
+        self._tell_lost([worker for worker in workers if not self._place_of(worker)])
+        for worker in workers:
+            if worker in self._graves:
+                self._graves[worker].is_settled = True
+                self._forget(worker)
+
+    def _forget(self, worker: str) -> None:
+        if self._graves[worker].is_settled and self._graves[worker].num_kept <= 0:
+            del self._graves[worker]
+
+    def _tell_lost(self, creators: list[str]) -> None:
+        if creators:
+            self.copies.lost(creators)
+            for far in self._far.values():
+                far.tell(agent_messages.CreatorsLost(creators))
 
     def _answer(self, asked: agent_messages.AskProgram) -> TrunkMessage:
         if asked.versions != self._versions:
@@ -218,15 +272,15 @@ class Machines:
     def _lose(self, node: str, reason: str) -> None:
         del self._far[node]
         self.write(f"rlplat: machine {node} is lost: {reason}\n")
-        self._copies.lost({w.id for w in self._head.scheduler.placing.workers.values() if w.node.name == node})
+        self._tell_lost([worker for worker, grave in self._graves.items() if grave.node == node])
         self._head.node_lost(node, reason)
 
     def next_deadline(self) -> float | None:
-        times = (self._look_at if self._far else None, self._copies.next_deadline())
+        times = (self._look_at if self._far else None, self.copies.next_deadline())
         return min((at for at in times if at is not None), default=None)
 
     def keep_house(self, now: float) -> None:
-        self._copies.keep_house(now)
+        self.copies.keep_house(now)
         if not self._far or now < self._look_at:
             return
         self._look_at = now + _LOOK_S

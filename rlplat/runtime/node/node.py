@@ -73,6 +73,7 @@ class Node(Shell):
         if keys is not None:
             self._machines = Machines(msgspec.convert(keys, Keys), self.head, self._transport, self._clock, config)
             self._machines.write = self.agent.processes.console.write
+            self.agent.kept = self._machines.copies
             self._listen_to(self._machines.trunks)
 
     def run(self) -> None:

@@ -17,7 +17,7 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -244,15 +244,16 @@ def budget(wanted: int | None, session: str) -> int:
     return wanted
 
 
-def remove_files_of(session: str, client: str) -> None:
-    """The node's clean-up after a dead process: its socket, its segments wherever they are, its slot."""
+def remove_files_of(session: str, client: str, kept: Container[str] = ()) -> None:
+    """The node's clean-up after a dead process: its socket, its segments wherever they are (but for `kept`), its
+    slot."""
     for folder in (session, os.path.join(session, SPILL_LINK)):
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
             continue
         for name in names:
-            if name == client or name.startswith((f"s-{client}-", f".s-{client}-")):
+            if name == client or (name.startswith((f"s-{client}-", f".s-{client}-")) and name not in kept):
                 # Unlinked, not truncated: other processes may look at the pages still.
                 os.unlink(os.path.join(folder, name))
     account = Account.open(session)

@@ -115,6 +115,21 @@ class RemoveFiles(TrunkMessage, tag=25):
     workers: list[str]
 
 
+class Keep(TrunkMessage, tag=27):
+    """As owners say it."""
+
+    owner: str
+    creator: str
+    names: list[str]
+    are_freed: bool
+
+
+class CreatorsLost(TrunkMessage, tag=28):
+    """What these have made is gone, with a machine."""
+
+    creators: list[str]
+
+
 class Using(TrunkMessage, tag=26):
     """Which of its workers are leased or actors: (worker, name, is an actor, can run again, memory limit)."""
 

@@ -137,6 +137,8 @@ class WorkerDied(Message, tag=45):
     reason: str
     kind: str = "WorkerCrashed"
     """The class of the error that a lost task fails with: also "OutOfMemory", whose retries are counted apart."""
+    with_machine: bool = False
+    """What it has made is lost as well."""
 
 
 class DeathHeard(Message, tag=56):
@@ -292,6 +294,15 @@ class Pulled(Message, tag=64):
     is_there: bool
     error: str = ""
     """There is no room for them."""
+
+
+class Keep(Message, tag=74):
+    """Owner to node: segments of mine that a dead process has made stay on its machine, after its death is settled; or
+    (`are_freed`) nobody needs them any more."""
+
+    creator: str
+    names: list[str]
+    are_freed: bool = False
 
 
 # ---------------------------------------------------------------- a command that looks on -> anybody

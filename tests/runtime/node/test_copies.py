@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from rlplat.runtime.machine.session import SPILL_LINK
 from rlplat.runtime.node.copies import CHUNK_BYTES, Copies
-from rlplat.runtime.store.account import create_account
-from rlplat.runtime.wire.agent_messages import AskChunk, Chunk, DropCopies
+from rlplat.runtime.store.account import Account, create_account, remove_files_of
+from rlplat.runtime.wire.agent_messages import AskChunk, Chunk, DropCopies, Keep
 from rlplat.runtime.wire.messages import MakeRoom, Pull, Pulled
 
 LIMIT = 8 * CHUNK_BYTES
@@ -88,6 +89,32 @@ def test_copies_go_when_their_originals_do_and_the_oldest_first_when_room_is_nee
     assert machine.files() == ["s-w1-3"] and machine.used() == SIZE
 
 
+def test_what_an_owner_elsewhere_keeps_of_a_dead_maker_stays_until_it_is_freed_or_its_owner_dies(
+    machine: Machine,
+) -> None:
+    (machine.session / SPILL_LINK).mkdir()
+    maker = Account.open(str(machine.session), "w1")
+    for number in range(3):
+        assert maker.reserve(10)
+        (machine.session / f"s-w1-{number}").write_bytes(b"z" * 10)
+    spilled = machine.session / SPILL_LINK / "s-w1-3"
+    spilled.write_bytes(b"z" * 10)
+    maker.spilled(10)
+    machine.copies.hear(Keep("w8", "w1", ["s-w1-0", "s-w1-3", "s-w1-7"], False))
+    machine.copies.hear(Keep("w9", "w1", ["s-w1-1"], False))
+    remove_files_of(str(machine.session), "w1", machine.copies)
+    assert machine.files() == ["s-w1-0", "s-w1-1"] and spilled.exists()
+    (holding,) = machine.copies._account.holdings()
+    assert (holding.used, holding.spilled) == (20, 10)
+    machine.copies.hear(Keep("w8", "w1", ["s-w1-3"], True))
+    assert not spilled.exists()
+    machine.copies.settled(["w9"])
+    assert machine.files() == ["s-w1-0"] and machine.used() == 10
+    machine.copies.hear(Keep("w8", "w1", ["s-w1-0", "s-w1-0"], True))
+    assert machine.files() == [] and machine.used() == 0
+    maker.close()
+
+
 def test_who_has_copies_of_what_is_made_here_hears_of_its_end(machine: Machine) -> None:
     original = machine.session / "s-w3-1"
     original.write_bytes(b"z" * 10)
@@ -97,3 +124,18 @@ def test_who_has_copies_of_what_is_made_here_hears_of_its_end(machine: Machine) 
     original.unlink()
     machine.copies.keep_house(3.0)
     assert machine.told[1:] == [DropCopies("n3", ["s-w3-1"])]
+
+
+def test_copies_of_a_dead_maker_elsewhere_and_pulls_of_them_go_on(machine: Machine) -> None:
+    machine.pull("s-w1-1")
+    machine.pull("s-w1-2", chunks=1)
+    remove_files_of(str(machine.session), "w1", machine.copies)
+    machine.copies.hear(Chunk("n2", "s-w1-2", CHUNK_BYTES, SIZE, b"x" * CHUNK_BYTES))
+    assert machine.files() == ["s-w1-1", "s-w1-2"] and machine.used() == 2 * SIZE
+
+
+def test_a_pull_whose_file_is_removed_fails_alone(machine: Machine) -> None:
+    machine.pull("s-w1-1", chunks=1)
+    (machine.session / "s-w1-1.part").unlink()
+    machine.copies.hear(Chunk("n2", "s-w1-1", CHUNK_BYTES, SIZE, b"x" * CHUNK_BYTES))
+    assert machine.used() == 0 and [message.is_there for _, message in machine.posted] == [False]

@@ -20,7 +20,7 @@ import pytest
 import zmq
 
 import rlplat
-from rlplat.errors import ConfigError, ObjectStoreFull, WorkerCrashed
+from rlplat.errors import ConfigError, ObjectLost, ObjectStoreFull, WorkerCrashed
 from rlplat.runtime.link.trunk import AgentTrunk, HeadTrunks
 from rlplat.runtime.placement import placement_group, remove_placement_group
 from rlplat.runtime.start import join_file
@@ -178,23 +178,86 @@ def test_large_values_are_pulled_once_per_machine_and_their_copies_freed(join: s
     assert soon(lambda: not copies())
 
 
-def test_a_pulled_value_outlives_its_maker_and_another_is_made_again(join: str, start: Start) -> None:
+def segments_in(session: str) -> list[str]:
+    return sorted(name for name in os.listdir(f"/dev/shm/{session}") if name.startswith("s-"))
+
+
+def test_values_outlive_their_maker_for_readers_on_every_machine(join: str, start: Start) -> None:
     start("--resource", "far=1")
+    start("--resource", "third=2")
+    init(join)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0, max_retries=0)
+    def make(number: int) -> tuple[np.ndarray, int]:
+        return np.full(1_000_000, number), os.getpid()
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    class Maker:
+        def make(self, number: int) -> np.ndarray:
+            return np.full(1_000_000, number)
+
+    @rlplat.remote(num_cpus=0)
+    def made_by(value: Any) -> int:
+        return int(value[1])
+
+    @rlplat.remote(resources={"third": 1}, num_cpus=0)
+    class Holder:  # owns what a task elsewhere makes, and dies
+        def hold(self) -> Any:
+            ref = make.remote(9)
+            rlplat.wait([ref])
+            return ref, os.getpid()
+
+    by_third, at_far = made_by.options(resources={"third": 1}), made_by.options(resources={"far": 1})
+    session = rlplat.get(session_there.remote(), timeout=60)
+    holder = Holder.remote()
+    held, holder_pid = rlplat.get(holder.hold.remote(), timeout=60)
+    refs = [held, *(make.remote(n) for n in range(3))]
+    makers = [rlplat.get(at_far.remote(ref), timeout=60) for ref in refs]
+    rlplat.get(refs[1], timeout=60)
+    for maker in set(makers):
+        os.kill(maker, signal.SIGKILL)
+        assert soon(lambda pid=maker: not os.path.exists(f"/proc/{pid}"))
+    for reader in (by_third, at_far):
+        assert [rlplat.get(reader.remote(ref), timeout=60) for ref in refs] == makers
+    assert [rlplat.get(ref, timeout=60)[1] for ref in refs] == makers
+    actor = Maker.remote()
+    made = actor.make.remote(5)
+    rlplat.wait([made], timeout=60)
+    rlplat.kill(actor)
+    assert rlplat.get(session_there.remote(), timeout=60) == session  # (waits for the actor's end)
+    assert int(rlplat.get(made, timeout=60)[0]) == 5
+    assert len(segments_in(session)) >= 4
+    os.kill(holder_pid, signal.SIGKILL)
+    del refs, made
+    assert soon(lambda: not segments_in(session))
+
+
+def test_what_is_really_gone_elsewhere_is_made_again_or_named(join: str, start: Start) -> None:
+    start("--resource", "far=2")
     init(join)
 
     @rlplat.remote(resources={"far": 1}, num_cpus=0)
     def make(number: int) -> tuple[np.ndarray, int]:
         return np.full(1_000_000, number), os.getpid()
 
-    pulled, left = make.remote(1), make.remote(2)
-    maker = rlplat.get(pulled, timeout=60)[1]
-    rlplat.wait([left], timeout=60)
-    os.kill(maker, signal.SIGKILL)
-    assert soon(lambda: not os.path.exists(f"/proc/{maker}"))
-    array, again = rlplat.get(left, timeout=60)
-    assert (array[0], again != maker) == (2, True)
-    array, same = rlplat.get(pulled, timeout=60)
-    assert (array[0], same) == (1, maker)
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    class Maker:
+        def make(self) -> np.ndarray:
+            return np.zeros(1_000_000)
+
+    actor = Maker.remote()
+    session = rlplat.get(session_there.remote(), timeout=60)
+    for is_alive in (True, False):
+        ref, made = make.remote(1), actor.make.remote()
+        rlplat.wait([ref, made], num_returns=2, timeout=60)
+        if not is_alive:
+            rlplat.kill(actor)
+            assert rlplat.get([session_there.remote() for _ in range(2)], timeout=60) == [session] * 2
+        for name in segments_in(session):
+            os.unlink(f"/dev/shm/{session}/{name}")
+        assert int(rlplat.get(ref, timeout=60)[0][0]) == 1
+        with pytest.raises(ObjectLost, match=r"Maker\.make\) are gone"):
+            rlplat.get(made, timeout=60)
 
 
 def test_a_worker_that_retires_stays_for_what_others_need_of_it(join: str, start: Start) -> None:
