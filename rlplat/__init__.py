@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         available_resources as available_resources,
         cancel as cancel,
         cluster_resources as cluster_resources,
+        empty as empty,
         exit_actor as exit_actor,
         get as get,
         get_actor as get_actor,
@@ -71,7 +72,7 @@ else:
     _HOMES = {
         **dict.fromkeys(("checkpoints", "data_parallel", "errors", "export", "metrics", "serve", "tune"), ""),
         "runtime.api": (
-            "as_completed available_resources cancel cluster_resources exit_actor get get_actor get_gpu_ids "
+            "as_completed available_resources cancel cluster_resources empty exit_actor get get_actor get_gpu_ids "
             "get_runtime_context kill list_named_actors put wait"
         ),
         "runtime.connect": "init is_initialized shutdown",

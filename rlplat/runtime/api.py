@@ -23,6 +23,8 @@ from rlplat.runtime.refs import ObjectRef, backend
 from rlplat.runtime.remote import ActorHandle
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
     from rlplat.runtime.context import RuntimeContext
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "available_resources",
     "cancel",
     "cluster_resources",
+    "empty",
     "exit_actor",
     "get",
     "get_actor",
@@ -57,6 +60,16 @@ def put(value: _Value) -> ObjectRef[_Value]:
     if isinstance(value, ObjectRef):
         raise TypeError("rlplat.put takes a value, not an ObjectRef: pass the ref on as it is")
     return connected().put(value)
+
+
+def empty(shape: int | Sequence[int], dtype: DTypeLike = float) -> NDArray[Any]:
+    """As `numpy.empty`, in memory of the object store: `put`, `return` and passing it to a call copy nothing.
+
+    With that the array belongs to the object, and is read-only. What is written through views that were made before
+    stays in this process. It is copied as any other where it is a part of the value beside other large ones (a dict of
+    two such arrays), where a part of it is passed, and the second time.
+    """
+    return connected().empty(shape, dtype)
 
 
 @overload

@@ -35,6 +35,10 @@ class Backend(Connection, Protocol):
 
     def put(self, value: Any) -> ObjectRef: ...
 
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        """A numpy array that `put` need not copy, where that can be."""
+        ...
+
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]: ...
 
     def wait(self, refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:

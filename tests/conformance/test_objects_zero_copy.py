@@ -50,6 +50,16 @@ def test_tensors_of_every_kind(backend: str, name: str) -> None:
     assert torch.equal(got.to_dense(), tensor.to_dense())
 
 
+def test_a_tensor_over_a_born_array_may_be_written_after_put(backend: str) -> None:
+    tensor = torch.from_numpy(rlplat.empty(50_000, np.float32)).fill_(1)
+    ref = rlplat.put({"weights": tensor})
+    tensor.zero_()
+    got = rlplat.get(ref)["weights"]
+    assert got.sum() == 50_000
+    got += 1
+    assert rlplat.get(ref)["weights"].sum() == 50_000
+
+
 def test_large_tensors_leave_the_stream_and_come_without_a_warning(backend: str) -> None:
     packed = codec.pack({"weights": TENSORS["float32"], "bias": [TENSORS["bfloat16"]]})
     assert [buffer.raw().nbytes for buffer in packed.buffers] == [200_000, 100_000]

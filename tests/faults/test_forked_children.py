@@ -96,3 +96,27 @@ def test_what_a_worker_forks_keeps_views_of_arguments_and_of_tensors(client: Cli
     assert rlplat.get(actor.sums.remote()) == [str(float(SIZE))] * 2
     del again, actor
     assert eventually(lambda: not num_objects(client))
+
+
+@pytest.mark.parametrize("is_put", [False, True])
+def test_a_child_has_arrays_that_were_born_in_the_store_for_itself(client: Client, is_put: bool) -> None:
+    array = rlplat.empty(SIZE)
+    array[:] = 1
+    ref = rlplat.put(array) if is_put else None
+    child = Child(array)
+    writer = os.fork()
+    if not writer:
+        array.flags.writeable = True
+        array[:] = 3
+        del array
+        os._exit(0)
+    os.waitpid(writer, 0)
+    assert (array == 1).all()
+    assert ref is None or (rlplat.get(ref) == 1).all()
+    del array, ref
+    again = [rlplat.put(np.full(SIZE, 2.0)) for _ in range(2)]
+    num_objects(client)
+    client.objects.drop_spares()
+    assert child.sum() == str(float(SIZE))
+    del again
+    assert eventually(lambda: not num_objects(client) and not client.objects.store.born)

@@ -391,3 +391,32 @@ def test_a_worker_that_dies_while_it_spills_loses_nothing_of_others(
         assert (rlplat.get(refs[-1], timeout=deadline - time.monotonic()) == i).all()
     assert all((rlplat.get(ref) == i).all() for i, ref in enumerate(refs))
     assert used() <= 64 * MB
+
+
+@rlplat.remote
+class Bearer:
+    def bear(self) -> Any:
+        self.never_put = rlplat.empty(8 * MB // 8)
+        self.put = rlplat.empty(8 * MB // 8)
+        self.put[:] = 1
+        return self.put
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_was_born_in_a_process_that_dies_is_its_owner_s_or_gone(start: Any) -> None:
+    start()
+    bearer = Bearer.remote()
+    ref = bearer.bear.remote()
+    view = rlplat.get(ref)
+    with pytest.raises(ActorDied):
+        rlplat.get(bearer.die.remote())
+    assert eventually(lambda: 8 * MB <= used() < 9 * MB)
+    assert (view == 1).all() and (rlplat.get(ref) == 1).all()
+    del view, ref
+    gc.collect()
+    rlplat.put(1)
+    objects().drop_spares()
+    assert eventually(lambda: used() == 0)
+    assert not [name for name in os.listdir(objects().store._session) if name.startswith("s-")]

@@ -68,7 +68,7 @@ class Client:
         self.remove_group = self.questions.remove_group
         self.future, self.value_of = self.awaiting.future_of, self.awaiting.value_of
         self.as_completed = self.awaiting.as_completed
-        self.cancel, self.adopt = self.cancels.cancel, self.objects.adopt
+        self.cancel, self.adopt, self.empty = self.cancels.cancel, self.objects.adopt, self.objects.empty
         link.on(messages.Farewell, lambda sender, _: link.transport.post(sender, messages.FarewellHeard()))
         link.on(messages.Welcome, self._on_welcome)
         link.on(messages.Grown, lambda _, message: self.calls.cluster_has(Growing(message.total)))

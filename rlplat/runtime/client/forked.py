@@ -12,20 +12,20 @@ import select
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link
-from rlplat.runtime.refs import ObjectRef
 
 _LOOK_S = 1.0
 _open = weakref.WeakSet["ForkedViews"]()
 
 
 class ForkedViews:
-    def __init__(self, link: Link, viewed: Callable[[], list[ObjectRef]]) -> None:
-        """`viewed` makes a ref of each object with views in this process (lock held)."""
-        self._link, self._viewed = link, viewed
-        self._held: dict[int, list[ObjectRef]] = {}
+    def __init__(self, link: Link, viewed: Callable[[], list[Any]], in_child: Callable[[], None]) -> None:
+        """`viewed` gives what keeps the memory of all views of this process (lock held); a child calls `in_child`."""
+        self._link, self._viewed, self.in_child = link, viewed, in_child
+        self._held: dict[int, list[Any]] = {}
         """By the read end of a pipe."""
         self._write_ends: dict[int, int] = {}
         """By the thread that forks."""
@@ -35,10 +35,10 @@ class ForkedViews:
 
     def before_fork(self) -> None:
         with self._link.lock:
-            refs = self._viewed()
-            if refs:
+            viewed = self._viewed()
+            if viewed:
                 read_end, self._write_ends[threading.get_ident()] = os.pipe2(os.O_CLOEXEC)
-                self._held[read_end] = refs
+                self._held[read_end] = viewed
                 self._look_at = self._link.clock() + _LOOK_S
                 self._link.loop.new_chore()
 
@@ -74,4 +74,10 @@ def _after_fork_in_parent() -> None:
         views.after_fork_in_parent()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_open.clear)
+def _after_fork_in_child() -> None:
+    for views in list(_open):
+        views.in_child()
+    _open.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,6 +1,6 @@
 """The objects of a process: the shell around `book` and `store`. Refs, borrows, values; `reading` opens them.
 
-Everything here but `adopt`, `make`, `make_value(s)` and `unmake` is called with the loop's lock held.
+Everything here but `adopt`, `empty`, `make`, `make_value(s)` and `unmake` is called with the loop's lock held.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Objects:
             messages.FreeSegments,
             lambda _, m: (self.store.lose if m.are_lost else self.store.free)(*m.names),
         )
-        self._forked = ForkedViews(link, lambda: [self.add_ref(*key) for key in self.store.viewed()])
-        link.chore(self.collect, self._look_again_s, self.dropped, self.book.freed)
+        self._forked = ForkedViews(link, self._viewed, self.store.after_fork_in_child)
+        link.chore(self.collect, self._look_again_s, self.dropped, self.book.freed, self.store.let_go)
 
     # ---------------------------------------------------------------- refs
 
@@ -160,10 +160,15 @@ class Objects:
 
     def _look_again_s(self) -> float:
         """Refs are dropped without a word: a process that sleeps must not leave them lying about."""
-        return _IDLE_S if self.book.entries or self.borrows else NEVER
+        return _IDLE_S if self.book.entries or self.borrows or self.store.born else NEVER
+
+    def _viewed(self) -> list[Any]:
+        """What keeps the memory that this process has views of."""
+        return [*(self.add_ref(*key) for key in self.store.viewed()), *self.store.viewed_born()]
 
     def collect(self) -> None:
         """Act on refs that were garbage-collected and on objects that nobody needs, and on those that these held."""
+        self.store.collect()
         while self.dropped or self.book.freed:
             self._collect()
 
@@ -228,7 +233,8 @@ class Objects:
         try:
             segment = self.store.write(packed, owner)
         except ObjectStoreFull as error:
-            segment = self._room.write(packed, owner, error)
+            needed = len(packed.data) + sum(64 + buffer.raw().nbytes for buffer in packed.buffers)
+            segment = self._room.find(needed, lambda: self.store.write(packed, owner), error)
         if owner in self.dead:
             with self._loop.lock:
                 self.store.owner_died(owner)
@@ -251,6 +257,22 @@ class Objects:
             for value in values:
                 if value.segment is not None:
                     self.free_segment(value.segment)
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        """An array whose memory is in the store, where a value in it would be."""
+        import numpy as np
+
+        like = np.empty(shape, dtype)
+        if not codec.is_out_of_band(like):
+            return like
+        with self._loop.lock:
+            self._link.check_open()
+            self.collect()
+            self._loop.new_chore()
+        try:
+            return self.store.empty(like)
+        except ObjectStoreFull as error:
+            return self._room.find(like.nbytes, lambda: self.store.empty(like), error)
 
     @uninterrupted
     def make(self, packed: codec.Packed, made_by: str = "put") -> tuple[Value, ObjectRef]:

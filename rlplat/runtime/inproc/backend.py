@@ -106,6 +106,11 @@ class InprocBackend:
     def put(self, value: Any) -> ObjectRef:
         return self._objects.add(detached(codec.pack(value, "the value of rlplat.put")))
 
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        import numpy as np
+
+        return np.empty(shape, dtype)
+
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
         return [self._objects.read(ref) for ref in refs]
 

@@ -131,6 +131,11 @@ class RayBackend:
         with _pickling("the value of rlplat.put", value):
             return ref_of(ray.put(value))
 
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        import numpy as np
+
+        return np.empty(shape, dtype)
+
     def get(self, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
         theirs = [theirs_of(ref) for ref in refs]
         try:

@@ -19,8 +19,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _FAILED = ctypes.c_void_p(-1).value
 _POPULATE = mmap.MAP_SHARED | mmap.MAP_POPULATE
+_FIXED = 1 | 2
+"""Of mremap: MAYMOVE, and in the place of what is there."""
 
 
 class Mapping:
@@ -30,17 +34,8 @@ class Mapping:
         self.name, self.size = name, size
         self.key: Key | None = None
         """Of the object whose views it has."""
-        self._address: int | None = None
-        address = _libc.mmap(None, size, protection, flags, descriptor, 0)
-        if address == _FAILED:
-            number = ctypes.get_errno()
-            if number == errno.ENOMEM:
-                raise ObjectStoreFull(
-                    "a segment could not be mapped: this process has too little address space (ulimit -v), or as many "
-                    "mappings as it may (sysctl vm.max_map_count); drop or copy arrays that came from rlplat.get"
-                )
-            raise OSError(number, os.strerror(number))
-        self._address = address
+        self.address = 0
+        self.address = address = _mapped(descriptor, size, flags, protection)
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "typestr": "|u1",
@@ -48,9 +43,31 @@ class Mapping:
             "data": (address, not protection & mmap.PROT_WRITE),
         }
 
+    def make_private(self, descriptor: int) -> None:
+        """What is written to it from now on, through whatever view or pointer, is seen by this process alone."""
+        address = _mapped(descriptor, self.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        # (Not by mmap with MAP_FIXED: where that fails, it has unmapped what was there.)
+        if _libc.mremap(address, self.size, self.size, _FIXED, self.address) == _FAILED:
+            number = ctypes.get_errno()
+            _libc.munmap(address, self.size)
+            raise OSError(number, os.strerror(number))
+
     def __del__(self, unmap: Any = _libc.munmap) -> None:
-        if self._address is not None:
-            unmap(self._address, self.size)
+        if self.address:
+            unmap(self.address, self.size)
+
+
+def _mapped(descriptor: int, size: int, flags: int, protection: int) -> int:
+    address: int = _libc.mmap(None, size, protection, flags, descriptor, 0)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        if number == errno.ENOMEM:
+            raise ObjectStoreFull(
+                "a segment could not be mapped: this process has too little address space (ulimit -v), or as many "
+                "mappings as it may (sysctl vm.max_map_count); drop or copy arrays that came from rlplat.get"
+            )
+        raise OSError(number, os.strerror(number))
+    return address
 
 
 def to_read(name: str, descriptor: int, size: int) -> Mapping:
@@ -63,4 +80,5 @@ def to_change(name: str, descriptor: int, size: int) -> Mapping:
 
 
 def to_fill(name: str, descriptor: int, size: int) -> Mapping:
-    return Mapping(name, descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    """Its pages are there already."""
+    return Mapping(name, descriptor, size, _POPULATE, mmap.PROT_READ | mmap.PROT_WRITE)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
+from typing import TypeVar
 
 from rlplat.errors import GetTimeout, ObjectStoreFull
 from rlplat.runtime.link.link import Link
@@ -25,9 +26,8 @@ from rlplat.runtime.process import signals
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.store.segments import Store
 from rlplat.runtime.wire import messages
-from rlplat.runtime.wire.codec import Packed
-from rlplat.runtime.wire.values import Segment
 
+T = TypeVar("T")
 _ANSWER_S = 0.25
 """How long to wait for the others to give up spares; a stopped process must not hold up a writer."""
 _SPILL_ANSWER_S = 5.0
@@ -77,7 +77,7 @@ class Spiller:
 
 
 class Room:
-    """Writes a value once there is room for it, and makes room for others."""
+    """Finds room for a value, and makes room for others."""
 
     def __init__(self, link: Link, store: Store, dead: Container[str], collect: Callable[[], None]) -> None:
         """`collect` frees what this process has dropped."""
@@ -88,9 +88,8 @@ class Room:
         link.on(messages.MakeRoom, self._on_make_room)
         link.on(messages.RoomMade, lambda sender, _: self._waited_for.discard(sender))
 
-    def write(self, packed: Packed, owner: str, full: ObjectStoreFull) -> Segment:
-        """Without the lock, after `full` said that there is no room at once."""
-        needed = len(packed.data) + sum(64 + buffer.raw().nbytes for buffer in packed.buffers)
+    def find(self, needed: int, use: Callable[[], T], full: ObjectStoreFull) -> T:
+        """What `use` makes of so many bytes once they are there. Without the lock, after it raised `full` at once."""
         account = self._store.account
         if needed > account.limit:
             raise full
@@ -102,7 +101,7 @@ class Room:
                     self._store.drop_mappings()
                 if self._store.has_memory(needed):
                     with suppress(ObjectStoreFull):
-                        return self._store.write(packed, owner)
+                        return use()
                 if time.monotonic() >= deadline:
                     full_text = self._store.full_text(needed)
                     notes = [f"after waiting {account.full_timeout_s:g} s"]

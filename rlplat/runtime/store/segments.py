@@ -11,6 +11,11 @@ Fresh pages are entered in the node's account first (`account`); `room` makes ro
 segment has the same name in the spill folder, where readers map it: that is all that restoring takes. A reader holds a
 shared lock on what it maps, for as long as the mapping exists, even beyond its death, so a creator that gets the
 exclusive one knows that nobody looks.
+
+An array can be born in a segment (`empty`), behind room for the pickle stream. A value that has the whole of it, and no
+other large buffer, is not copied: its stream is written there, the segment is sealed, and what the maker writes to that
+memory afterwards, through whatever view, goes to pages of its own (`Mapping.make_private`). The segment is used again
+when its owner and its maker are both done with it.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ import os
 import shutil
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,6 +44,8 @@ from rlplat.runtime.wire.codec import Packed, unpack
 from rlplat.runtime.wire.values import Key, Segment
 
 _ALIGN = 64
+_HEAD_BYTES = 4096
+"""Before an array that is born in a segment."""
 _SPARE_BYTES = 512 << 20
 """Freed segments that a creator keeps for reuse, in bytes."""
 _MAX_MAPPINGS = 512
@@ -72,6 +80,12 @@ class _Own:
     is_moving: bool = False
     """It is being copied to disk; `is_freed` when its owner gave it up meanwhile."""
     is_freed: bool = False
+    array: weakref.ref[Any] | None = None
+    """That was born in it last."""
+    num_bytes: int = 0
+    """Of that array."""
+    views: weakref.KeyedRef[str, Any] | None = None
+    """What they all keep."""
 
 
 class BytesMissing(ObjectLost):
@@ -94,6 +108,12 @@ class Store:
         # Where machines have copies of each other's segments, a name stands for one value: none is used again.
         self._most_spare = 0 if os.path.exists(os.path.join(session, SEVERAL)) else _SPARE_BYTES
         self._moving: dict[str, _Own] = {}
+        self.born: dict[str, _Own] = {}
+        """Segments of which this process has an array that was born in them, or a view of it."""
+        self._unsealed: dict[int, _Own] = {}
+        """Of these, what is no object yet, by the address of the mapping."""
+        self.let_go: deque[Any] = deque()
+        """Those whose last view was garbage-collected; `collect` acts on them."""
         self._mappings: OrderedDict[str, Mapping] = OrderedDict()
         self._live = weakref.WeakSet[Mapping]()
         """Those above, and others that only views keep."""
@@ -113,12 +133,24 @@ class Store:
         The bytes are copied without the lock: other threads go on meanwhile."""
         parts = [memoryview(packed.data), *(buffer.raw() for buffer in packed.buffers)]
         sizes = [part.nbytes for part in parts]
-        total = sum(map(_aligned, sizes))
+        own = self._seal(*parts) if self._unsealed and len(parts) == 2 else None
+        if own is not None:
+            sizes[0] = _HEAD_BYTES
+        else:
+            own = self._filled(sum(map(_aligned, sizes)), lambda own: self._fill(own, parts))
+        with self._lock:
+            own.owner = owner
+            self._in_use[own.name] = own
+        return Segment(self._client_id, own.name, sizes, packed.has_tensors)
+
+    def _filled(self, total: int, fill: Callable[[_Own], None]) -> _Own:
+        """A segment of so many bytes that `fill` has filled."""
         while True:
             with self._lock:
                 own = self._reuse(total) or self._create(total)
             try:
-                self._fill(own, parts)
+                fill(own)
+                return own
             except BaseException as error:
                 with self._lock:
                     self._remove(own)
@@ -130,11 +162,6 @@ class Store:
                         raise
                     if not self.drop_spares(own.filled):
                         raise ObjectStoreFull(self.full_text(total)) from None
-                continue
-            with self._lock:
-                own.owner = owner
-                self._in_use[own.name] = own
-            return Segment(self._client_id, own.name, sizes, packed.has_tensors)
 
     def _reuse(self, total: int) -> _Own | None:
         spares = self._spare.get(_class_bytes(total))
@@ -205,22 +232,28 @@ class Store:
 
     def free(self, *names: str) -> None:
         """The owners are done with these segments of ours."""
+        self.collect()
         for name in names:
             own = self._in_use.pop(name, None) or self._on_disk.pop(name, None)
             if own is None:
                 continue
-            if own.is_moving:
+            if own.is_moving or name in self.born:
                 own.is_freed = True
-                continue
-            if own.is_spilled or self._spare_bytes + own.capacity > self._most_spare:
-                self._remove(own)
-                continue
-            self._spare_bytes += own.capacity
-            self.account.spare(own.filled)
-            spares = self._spare.setdefault(own.capacity, [])
-            spares.append(own)
-            if len(spares) > 1 and spares[-2].filled > own.filled:  # the fullest last: it fits most values
-                spares[-1], spares[-2] = spares[-2], spares[-1]
+            else:
+                self._recycle(own)
+
+    def _recycle(self, own: _Own) -> None:
+        """Nobody needs it any more, nor has a view of it that counts."""
+        if own.is_spilled or self._spare_bytes + own.capacity > self._most_spare:
+            self._remove(own)
+            return
+        own.is_freed = False
+        self._spare_bytes += own.capacity
+        self.account.spare(own.filled)
+        spares = self._spare.setdefault(own.capacity, [])
+        spares.append(own)
+        if len(spares) > 1 and spares[-2].filled > own.filled:  # the fullest last: it fits most values
+            spares[-1], spares[-2] = spares[-2], spares[-1]
 
     def has_values(self) -> bool:
         """Whether segments of ours hold what somebody has not freed."""
@@ -252,7 +285,7 @@ class Store:
         """Nobody looks at it any more: give its pages back although readers may still have the file mapped."""
         own.mapping = None
         try:
-            if not own.is_spilled:
+            if not own.is_spilled and own.name not in self.born:
                 os.truncate(self._path(own.name), 0)
             os.unlink(self._path(own.name, own.is_spilled))
         except FileNotFoundError:
@@ -260,6 +293,7 @@ class Store:
         self._uncount(own)
 
     def _uncount(self, own: _Own) -> None:
+        self.born.pop(own.name, None)
         if own.is_spilled:
             self.account.spilled(-own.filled)
         else:
@@ -278,6 +312,93 @@ class Store:
             with suppress(FileNotFoundError):
                 os.unlink(self._path(name, own.is_spilled))
             self._uncount(own)
+
+    # -- arrays that are born here
+
+    @uninterrupted
+    def empty(self, like: Any) -> Any:
+        """An array of the shape and type of `like`, with whatever is in its memory; `ObjectStoreFull`."""
+        import numpy as np
+
+        own = self._filled(_HEAD_BYTES + like.nbytes, self._allocate)
+        assert own.mapping is not None
+        whole = np.asarray(own.mapping)
+        array = np.ndarray(like.shape, like.dtype, whole, _HEAD_BYTES)
+        with self._lock:
+            own.array, own.num_bytes = weakref.ref(array), array.nbytes
+            # All views of the array, and views of these, keep `whole` (numpy sees to that).
+            own.views = weakref.KeyedRef(whole, self.let_go.append, own.name)  # (calls back no line of Python)
+            self.born[own.name] = self._unsealed[own.mapping.address] = own
+            self.account.owned(own.num_bytes, 1)
+        return array
+
+    def _allocate(self, own: _Own) -> None:
+        """Its pages; what is in them does not matter."""
+        if own.mapping is not None:
+            return
+        descriptor = os.open(self._path(own.name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, own.filled)
+            own.mapping = to_fill(own.name, descriptor, own.filled)
+        finally:
+            os.close(descriptor)
+
+    def _seal(self, stream: memoryview, buffer: memoryview) -> _Own | None:
+        """The segment in which `buffer` was born, with `stream` in it; None where it has to be copied."""
+        import numpy as np
+
+        address = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0] - _HEAD_BYTES
+        with self._lock:
+            own = self._unsealed.get(address)
+            if own is None or own.num_bytes != buffer.nbytes or stream.nbytes > _HEAD_BYTES:
+                return None
+            del self._unsealed[address]
+        try:
+            self._make_private(own, stream)
+        except (OSError, ObjectStoreFull):  # somebody removed it; no descriptor or mapping more is to be had
+            with self._lock:
+                self._unsealed[address] = own
+            return None
+        with self._lock:
+            own.mapping = None
+            self.account.owned(-own.num_bytes, -1)
+        array = own.array() if own.array is not None else None
+        if array is not None:
+            array.flags.writeable = False
+        return own
+
+    def _make_private(self, own: _Own, stream: memoryview | bytes = b"") -> None:
+        assert own.mapping is not None
+        descriptor = os.open(self._path(own.name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            self._write_all(descriptor, memoryview(stream), 0)
+            own.mapping.make_private(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def collect(self) -> None:
+        """Take back what arrays were born in that this process has no view of any more."""
+        while self.let_go:
+            own = self.born.pop(self.let_go.popleft().key, None)
+            if own is None:
+                continue
+            if own.mapping is not None:
+                del self._unsealed[own.mapping.address]
+                self.account.owned(-own.num_bytes, -1)
+                self._recycle(own)
+            elif own.is_freed:
+                self._recycle(own)
+
+    def viewed_born(self) -> list[Any]:
+        """What keeps the memory of arrays that were born here."""
+        return [own.views() for own in self.born.values() if own.views is not None]
+
+    def after_fork_in_child(self) -> None:
+        """What the child writes to inherited arrays is its own affair."""
+        for own in self._unsealed.values():
+            with suppress(OSError, ObjectStoreFull):
+                self._make_private(own)
 
     # -- spilling (`room.Spiller` says when)
 

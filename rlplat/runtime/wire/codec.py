@@ -130,6 +130,14 @@ def pack(value: Any, what: str = "the value") -> Packed:
     return Packed(data, buffers, refs, has_tensors)
 
 
+def is_out_of_band(array: Any) -> bool:
+    """Whether pickling this array leaves its memory, as it is, out of the stream."""
+    try:
+        return memoryview(array).nbytes > OUT_OF_BAND_BYTES and not array.dtype.hasobject
+    except ValueError:  # dates and times
+        return False
+
+
 def pack_inline(value: Any, what: str = "the value") -> tuple[bytes, list[ObjectRef]]:
     """`value` as one stream of bytes, however large, and the refs in it."""
     packed = pack(value, what)

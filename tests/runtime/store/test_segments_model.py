@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rlplat.errors import ObjectStoreFull
@@ -33,6 +36,8 @@ class Play:
         """What the segments in use hold."""
         self.held: list[tuple[str, object]] = []
         """(name, what was read of it): a reader that holds it keeps it from being freed."""
+        self.born: list[tuple[Any, Any]] = []
+        """Arrays that were born in the store, objects or not, and what is in them."""
 
     def write(self) -> None:
         value = specimens.value(self.chooser)
@@ -47,6 +52,27 @@ class Play:
         else:
             assert segment.name not in self.model
             self.model[segment.name] = segment, value
+
+    def bear(self) -> None:
+        like = specimens.array(self.chooser)
+        if codec.is_out_of_band(np.ascontiguousarray(like)):
+            with suppress(ObjectStoreFull):
+                array = self.writer.empty(like)
+                array[...] = like
+                self.born.append((array, array.copy()))
+
+    def seal(self) -> None:
+        """Or copy, where it is an object already."""
+        if self.born:
+            array, content = self.chooser.choice(self.born)
+            with suppress(ObjectStoreFull):
+                segment = self.writer.write(codec.pack(array), "driver")
+                assert segment.name not in self.model
+                self.model[segment.name] = segment, content
+
+    def let_born_go(self) -> None:
+        if self.born:
+            self.born.pop(self.chooser.randrange(len(self.born)))
 
     def read(self) -> None:
         if self.model:
@@ -69,6 +95,7 @@ class Play:
     def step(self) -> None:
         actions = {
             self.write: 50, self.read: 12, self.free: 20, self.let_go: 15,
+            self.bear: 12, self.seal: 10, self.let_born_go: 12,
             lambda: self.spiller.spill(self.chooser.randrange(1, MB)): 8,
             self.reader.drop_mappings: 4,
             lambda: self.writer.drop_spares(self.chooser.randrange(MB)): 3,
@@ -78,6 +105,8 @@ class Play:
     def check_valid(self) -> None:
         for name, got in self.held:
             specimens.assert_same(got, self.model[name][1])
+        for array, content in self.born:
+            specimens.assert_same(array, content)
 
     def finish(self) -> None:
         """Everything is still there, and then nothing is, on disk or in the account."""
@@ -85,6 +114,7 @@ class Play:
         for segment, value in self.model.values():
             specimens.assert_same(self.reader.read(segment, None), value)
         self.held.clear()
+        self.born.clear()
         self.writer.free(*self.model)
         [holding] = [each for each in self.writer.account.holdings() if each.client == "w1"]
         assert (holding.used, holding.spilled) == (holding.spare, 0)
