@@ -7,6 +7,7 @@ and the next `init()` on this machine when all three were killed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -136,11 +137,7 @@ def kill_marked(mark: str) -> None:
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         found = _marked(needle) | _children()
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        _kill(found)
         if not _has_children_after_reaping() and not found:
             return
         time.sleep(0.003)
@@ -169,14 +166,16 @@ def kill_family(mark: str, worker: str, known_children: set[int]) -> None:
         if not orphans:
             return
         found = _marked(*needles)
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        _kill(found)
         if not found and not any(_is_being_executed(pid) for pid in orphans):
             return
         time.sleep(0.003)
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _is_being_executed(pid: int) -> bool:
@@ -253,16 +252,38 @@ def shared_memory_root() -> str:
 
 
 def start_time(pid: int) -> str:
-    """The kernel's start time of a process: with the pid it names one process for good."""
+    """The kernel's start time of a process: with the pid it names one process for good. OSError when it has ended,
+    which a zombie has: where nobody waits for it (a container without an init) it stays one.
+    """
     with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rsplit(b")", 1)[1].split()[19].decode()
+        fields = file.read().rsplit(b")", 1)[1].split()
+    if fields[0] == b"Z":
+        raise ProcessLookupError(f"process {pid} has ended")
+    return fields[19].decode()
+
+
+def kill_sessions_of(process: str) -> None:
+    """What a process that was killed has left of its clusters; `process`: its pid and start time, PID-START."""
+    for root in _roots():
+        for name in os.listdir(root):
+            path = os.path.join(root, name)
+            if name.startswith(f"{_PREFIX}{process}-") and is_own_folder(path):
+                deadline = time.monotonic() + _KILL_S
+                while time.monotonic() < deadline and (left := _marked(f"{MARK}={name}".encode())):
+                    _kill(left)
+                    time.sleep(0.01)
+                remove_session(path)
+
+
+def _roots() -> list[str]:
+    return [root for root in (_SHARED_MEMORY, temporary_folder()) if os.path.isdir(root)]
 
 
 def running_sessions() -> list[str]:
     """Folders of this user's clusters whose driver lives, oldest first."""
     found = []
-    for root in (_SHARED_MEMORY, temporary_folder()):
-        for name in os.listdir(root) if os.path.isdir(root) else ():
+    for root in _roots():
+        for name in os.listdir(root):
             path = os.path.join(root, name)
             try:
                 prefix, pid, started, _ = name.split("-", 3)

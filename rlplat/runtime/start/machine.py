@@ -25,6 +25,7 @@ from rlplat.runtime.machine.hardware import machine_resources
 from rlplat.runtime.machine.session import (
     is_own_folder,
     is_session_alive,
+    kill_sessions_of,
     make_session,
     remove_session,
     start_time,
@@ -35,7 +36,7 @@ from rlplat.runtime.wire import agent_messages
 
 _ASK_EVERY_S = 0.5
 _ANSWER_S = 5.0
-_STOP_S = 10.0
+_STOP_S, _KILL_S = 10.0, 5.0
 
 
 class _Stopped(BaseException):
@@ -158,18 +159,36 @@ def _registered(keys: Keys) -> Iterator[None]:
 def stop(path: str | None) -> int:
     """End the machines of this user that run here: of the cluster of this join file, or all. Returns how many."""
     address = join_file.read(path).address if path is not None else None
-    pids = []
+    machines = []
     for file in _register().iterdir():
         if not is_session_alive(file.name):
             file.unlink(missing_ok=True)
         elif address in (None, file.read_text()):
-            pids.append((int(file.name.split("-")[1]), file))
-    for pid, _ in pids:
+            machines.append(file)
+    for number in (signal.SIGTERM, signal.SIGCONT):  # (one that was stopped, by Ctrl-Z, hears nothing)
+        _signal(machines, number)
+    if not _have_ended(machines, 2 * _STOP_S):
+        _signal(machines, signal.SIGKILL)
+        if not _have_ended(machines, _KILL_S):
+            pids = ", ".join(file.name.split("-")[1] for file in machines if is_session_alive(file.name))
+            raise NodeLost(f"still there after SIGKILL: {pids}")
+    for file in machines:
+        if file.exists():  # it was killed, and could not look after that
+            kill_sessions_of("-".join(file.name.split("-")[1:3]))
+            file.unlink()
+    return len(machines)
+
+
+def _signal(machines: list[Path], number: int) -> None:
+    for file in machines:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + 2 * _STOP_S
-    while any(is_session_alive(file.name) for _, file in pids):
+            os.kill(int(file.name.split("-")[1]), number)
+
+
+def _have_ended(machines: list[Path], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while any(is_session_alive(file.name) for file in machines):
         if time.monotonic() > deadline:
-            raise NodeLost(f"still there after {2 * _STOP_S:g} s: {', '.join(str(pid) for pid, _ in pids)}")
+            return False
         time.sleep(0.05)
-    return len(pids)
+    return True
