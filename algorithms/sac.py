@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlplat.rl.run.typed_settings import SACSettings
-    from rlplat.rl.torch.continuous_control import Transitions
+    from rlplat.rl.torch.continuous_control import ActorAndCritics, Transitions
 
 Auto = Literal["auto"]
 GAUSSIAN = ActorSpec("squashed_gaussian")
@@ -125,12 +125,16 @@ class SACLearner(ContinuousLearner[SACConfig]):
     saved = {"alpha": "alpha"}
 
     def __init__(self, computation: Computation, *arguments: Any) -> None:
-        from rlplat.rl.torch.continuous_control import ActorAndCritics
-
         super().__init__(computation, *arguments)
-        self.trainee = ActorAndCritics(self.config, self.spec, GAUSSIAN, self.network_seed)
+        self.trainee = self.networks()
         self.alpha = EntropyCoefficient(self.config, -float(self.spec.action.flat_size))
         computation.replace_losses(self)
+
+    def networks(self) -> ActorAndCritics:
+        """What is trained."""
+        from rlplat.rl.torch.continuous_control import ActorAndCritics
+
+        return ActorAndCritics(self.config, self.spec, GAUSSIAN, self.network_seed)
 
     def learn(self, num_updates: int) -> list[dict[str, float]]:
         """Algorithm 1, "for each gradient step": on minibatches drawn from the replay, uniformly."""

@@ -66,6 +66,11 @@ STABLE_BASELINES3 = {
     "target_policy_noise": Ours("target_noise"),
     "target_noise_clip": Ours("target_noise_clip"),
     "n_sampled_goal": Ours("hindsight.n_sampled_goal"),
+    "n_critics": Ours("num_critics"),
+    "n_quantiles": Ours("num_quantiles num_atoms"),
+    "top_quantiles_to_drop_per_net": Ours("dropped_quantiles"),
+    "batch_norm_momentum": Ours("renorm_momentum"),
+    "renorm_warmup_steps": Ours("renorm_warmup"),
 }
 RLLIB = {
     "lr": Ours("learning_rate"),

@@ -1,4 +1,4 @@
-"""SAC and TD3 as a whole: golden losses, their ratio, resuming bit by bit, lost rollout workers, what they refuse."""
+"""SAC, TD3, TQC, CrossQ as a whole: golden losses, their ratio, resuming bit by bit, lost workers, what they refuse."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import pytest
 pytest.importorskip("torch")
 
 import rlplat
+from rlplat.algorithms.crossq import CrossQ
 from rlplat.algorithms.mbpo import MBPO
 from rlplat.algorithms.sac import SAC, SACConfig
 from rlplat.algorithms.td3 import TD3, TD3Config
+from rlplat.algorithms.tqc import TQC
 from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.policies.exploration import EPSILON
 from tests.states import assert_resumes
@@ -46,11 +48,20 @@ REACHING: dict[str, Any] = {
 }
 
 
+RENORMED: dict[str, Any] = {
+    "policy": {"hidden_sizes": [16], "critic_hidden_sizes": [24]},
+    "renorm_warmup": 10,
+    "renorm_momentum": 0.1,
+}
+
+
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sac": (SAC, {"normalize_observations": True}),
     "sac with hindsight": (SAC, REACHING),
     "sac, alpha fixed": (SAC, {"entropy_coef": 0.2, "max_gradient_norm": 1.0}),
     "td3": (TD3, {}),
+    "tqc": (TQC, {"num_critics": 3, "num_quantiles": 7}),
+    "crossq": (CrossQ, RENORMED),
     "mbpo": (MBPO, {"n_step": 1, "batch_size": 20, "model": {"hidden_sizes": [16], "max_epochs": 2}}),
 }
 
@@ -76,8 +87,14 @@ def test_golden_losses(runtime: None, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "more"),
-    [(SAC, {"normalize_observations": True}), (SAC, REACHING), (TD3, {})],
-    ids=["sac", "sac with hindsight", "td3"],
+    [
+        (SAC, {"normalize_observations": True}),
+        (SAC, REACHING),
+        (TD3, {}),
+        (TQC, {"num_critics": 3, "num_quantiles": 7}),
+        (CrossQ, RENORMED),
+    ],
+    ids=["sac", "sac with hindsight", "td3", "tqc", "crossq"],
 )
 def test_resumes_bit_by_bit(runtime: None, algorithm: Any, more: dict[str, Any]) -> None:
     """Weights, optimizers, alpha, replay, random numbers, environments, statistics: everything goes on."""
@@ -199,9 +216,11 @@ def test_learns_from_images_and_dicts_with_images(runtime: None, algorithm: Any,
     assert returns[2] < -0.9 and returns[-1] > -0.7, returns
 
 
-@pytest.mark.parametrize("algorithm", [SAC, TD3])
+@pytest.mark.parametrize("algorithm", [SAC, TD3, CrossQ])
 def test_with_images_it_resumes_bit_by_bit(runtime: None, algorithm: Any) -> None:
     more = {"env_kwargs": {"with_side": True}, "random_shift": 2, "learning_starts": 40, "batch_size": 8}
+    if algorithm is CrossQ:
+        more |= RENORMED
     config = algorithm.config_class(**(QUICK | PIXELS | more | {"deterministic": True}))
     assert_resumes(algorithm, config, before=3, after=2)
 

@@ -24,6 +24,7 @@ from rlplat.algorithms import (
     apex,
     bc,
     cql,
+    crossq,
     discrete_sac,
     dqn,
     es,
@@ -34,6 +35,7 @@ from rlplat.algorithms import (
     sac,
     td3,
     td3_bc,
+    tqc,
 )
 from rlplat.algorithms.other_frameworks import WRITTEN_FOR
 from rlplat.errors import ConfigError, UsageError
@@ -103,6 +105,18 @@ FILES: dict[str, tuple[Any, str, dict[str, str], dict[str, Any]]] = {
         "TD3",
         {each: each for each in ("smoothed_actions", "clipped_targets", "critic_loss", "actor_loss")},
         BOUNDED | {"policy_delay": 1},
+    ),
+    "tqc": (
+        tqc,
+        "TQC",
+        {"truncated_targets": "soft_targets", "quantile_loss": "critic_loss", "actor_loss": "actor_loss"},
+        BOUNDED,
+    ),
+    "crossq": (
+        crossq,
+        "CrossQ",
+        {"joint_values": "", "": "actor_loss"},
+        BOUNDED | {"policy": {"hidden_sizes": [8], "critic_hidden_sizes": [8]}, "policy_delay": 1},
     ),
     "mbpo": (mbpo, "MBPO", {"": "actor_loss"}, BOUNDED | {"model": MODEL, "env_steps_per_update": 4}),
     "cql": (cql, "CQL", {"log_sum_exp_q": "log_sum_exp_q"}, OFFLINE),

@@ -123,6 +123,7 @@ CASES = [  # others: tests/outsiders/test_onnx_tools.py, which writes files of t
     ("impala", "dict", {"policy": {"core": "lstm", **CORE}}),
     ("es", "box", {}),
     ("mbpo", "box", {}),
+    ("crossq", "box", {}),
     ("td3", "box", {"exploration_noise": 0.5, "normalize_observations": True}),
 ]
 

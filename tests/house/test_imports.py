@@ -54,6 +54,7 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.algorithms.alphazero",
         "rlplat.algorithms.apex",
         "rlplat.algorithms.cql",
+        "rlplat.algorithms.crossq",
         "rlplat.algorithms.discrete_sac",
         "rlplat.algorithms.dqn",
         "rlplat.algorithms.es",
@@ -64,6 +65,7 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.algorithms.sac",
         "rlplat.algorithms.td3",
         "rlplat.algorithms.td3_bc",
+        "rlplat.algorithms.tqc",
     ],
 )
 def test_the_driver_of_a_run_loads_no_framework(module: str) -> None:

@@ -166,6 +166,8 @@ def test_every_algorithm_has_its_families() -> None:
         "alphazero": set(),  # board games, of which each has its own
         "sac": {"_mujoco"},  # Box actions only
         "td3": {"_mujoco"},
+        "tqc": {"_mujoco"},
+        "crossq": {"_mujoco"},
         "mbpo": {"_mujoco"},
         "bc": set(),  # what suits depends on the data
         "cql": set(),

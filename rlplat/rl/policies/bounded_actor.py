@@ -1,5 +1,5 @@
-"""Actors of bounded continuous actions (SAC, TD3): what they have beside encoder and spaces, and how they act, in plain
-numpy.
+"""Actors of bounded continuous actions (SAC, TD3 and theirs): what they have beside encoder and spaces, and how they
+act, in plain numpy.
 
 tests/rl/torch/test_continuous.py holds them against the networks of rl/torch/continuous_control.py.
 """
@@ -26,6 +26,20 @@ MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 """Bounds of the log standard deviation of a squashed Gaussian (Haarnoja et al. 2018)."""
 
 
+RENORM_EPSILON = 1e-3
+"""Of variances, as in CrossQ's code."""
+
+
+@dataclass(frozen=True)
+class Renorm:
+    """Batch renormalisation (Ioffe 2017) before every layer."""
+
+    momentum: float = 0.01
+    """What running statistics take over of those of a minibatch."""
+    warmup: int = 100_000
+    """Minibatches that are normalised by their own statistics alone."""
+
+
 @dataclass(frozen=True)
 class ActorSpec:
     """The head of an actor whose actions are within (-1, 1), which are then scaled to the bounds of the environment."""
@@ -34,6 +48,8 @@ class ActorSpec:
     """tanh(mean + std * noise), both of the network; or tanh(output) + action_noise * noise, clipped."""
     action_noise: float = 0.0
     """deterministic: standard deviation of the noise that explores, in units of half the width of the bounds."""
+    renorm: Renorm | None = None
+    """Acting normalises by running statistics, which come with the weights."""
 
     def num_outputs(self, spec: PolicySpec) -> int:
         """Numbers that the network gives: means and log deviations, or actions before tanh."""
@@ -56,6 +72,8 @@ class BoundedActor(Stateless):
     def set_network(self, weights: Weights) -> None:
         num_layers = len(self.spec.hidden_sizes)
         self._layers = [*layers(weights, "encoder", num_layers), layer(weights, "head")]
+        if self.actor.renorm is not None:
+            self._layers = [renormed(each, weights, i) for i, each in enumerate(self._layers)]
 
     def set_weights(self, weights: Weights) -> None:
         self.set_network(weights)
@@ -101,6 +119,14 @@ class BoundedActor(Stateless):
         log_slopes = 2.0 * (math.log(2.0) - u - np.logaddexp(0.0, -2.0 * u))
         log_probs: Array = (gaussian - log_slopes - np.log(self._scale.half)).sum(axis=1)
         return log_probs.astype(np.float32, copy=False)
+
+
+def renormed(plain: Layer, weights: Weights, index: int) -> Layer:
+    """The layer with the normalisation of its inputs, which running statistics make affine, in its own numbers."""
+    parts = ("weight", "bias", "mean", "variance")
+    gamma, beta, mean, variance = (weights[f"encoder.renorms.{index}.{part}"] for part in parts)
+    scale, (weight, bias) = gamma / np.sqrt(variance + np.float32(RENORM_EPSILON)), plain
+    return scale[:, None] * weight, bias + (beta - scale * mean) @ weight
 
 
 class ActionScale:

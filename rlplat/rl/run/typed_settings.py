@@ -355,6 +355,19 @@ class TD3BCSettings(TD3Settings, total=False):
     alpha: float
 
 
+class TQCSettings(SACSettings, total=False):
+    num_critics: int
+    num_quantiles: int
+    dropped_quantiles: int
+
+
+class CrossQSettings(SACSettings, total=False):
+    adam_beta1: float
+    policy_delay: int
+    renorm_momentum: float
+    renorm_warmup: int
+
+
 class PPOSettings(OnPolicySettings, total=False):
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
@@ -440,6 +453,9 @@ class AnySettings(AnyDQNSettings, AnyTD3Settings, AnySACSettings, RecordedSettin
     ratio_slack: float
     conservative_coef: float
     num_sampled_actions: int
+    adam_beta1: float
+    renorm_momentum: float
+    renorm_warmup: int
     population_size: int
     episodes_per_perturbation: int
     noise_std: float
@@ -468,4 +484,7 @@ class AnySettings(AnyDQNSettings, AnyTD3Settings, AnySACSettings, RecordedSettin
     dual_clip: float | None
     overlap_sampling: Literal["auto"] | bool
     alpha: float
+    num_critics: int
+    num_quantiles: int
+    dropped_quantiles: int
     data: str

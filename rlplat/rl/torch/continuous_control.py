@@ -1,5 +1,5 @@
-"""The networks of SAC and TD3 on torch: an actor and twin critics, MLPs of features and actions in (-1, 1), and
-`ActorAndCritics`, which trains them with what both keep beside. Features are numbers side by side
+"""The networks of SAC, TD3 and theirs on torch: an actor and two critics or more, MLPs of features and actions in
+(-1, 1), and `ActorAndCritics`, which trains them with what all keep beside. Features are numbers side by side
 (`obs_tree.flat_features`), and of images what a CNN makes of them, which actor and critics share."""
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import map_obs, num_features, take_obs
-from rlplat.rl.policies.bounded_actor import MAX_LOG_STD, MIN_LOG_STD, ActionScale, ActorSpec
+from rlplat.rl.policies.bounded_actor import MAX_LOG_STD, MIN_LOG_STD, ActionScale, ActorSpec, Renorm
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.saved import Saved
 from rlplat.rl.spaces import obs_leaves
+from rlplat.rl.torch.batch_renorm import BatchRenorm, RenormedEncoder
 from rlplat.rl.torch.device import linear, resolve_device, use_threads
 from rlplat.rl.torch.encoders import ACTIVATIONS, IMAGE_ENCODERS, MLPEncoder, TensorObs, folded, leaf_features
 from rlplat.rl.torch.optimizers import adam_of
@@ -43,7 +44,8 @@ class Actor(nn.Module):
         self.images = nn.ModuleList(images)
         self._numbers = {path: leaf for path, leaf in leaves.items() if path not in spec.encoders}
         self.num_features: int = num_features(self._numbers) + sum(each.num_features for each in images)
-        self.encoder = MLPEncoder(self.num_features, spec)
+        own = MLPEncoder if actor.renorm is None else partial(RenormedEncoder, actor.renorm)
+        self.encoder = own(self.num_features, spec)
         self.head = nn.Linear(self.encoder.num_features, actor.num_outputs(spec))
 
     def features(self, obs: TensorObs) -> Tensor:
@@ -90,12 +92,13 @@ def squashed_sample(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Critic(nn.Module):
-    """float32[N, F + A], features and actions -> float32[N]. Initialised as `nn.Linear` is; weights are [in, out]: the
-    gradient of the first layer's, which has few inputs, takes half the time."""
+    """float32[N, F + A], features and actions -> float32[N], or float32[N, M] quantiles. Initialised as `nn.Linear` is;
+    weights are [in, out]: the gradient of the first layer's, which has few inputs, takes half the time."""
 
-    def __init__(self, spec: PolicySpec, num_features: int) -> None:
+    def __init__(self, spec: PolicySpec, num_features: int, num_quantiles: int, renorm: Renorm | None) -> None:
         super().__init__()
-        sizes = (num_features + spec.action.flat_size, *spec.critic.hidden_sizes, 1)
+        sizes = (num_features + spec.action.flat_size, *spec.critic.hidden_sizes, num_quantiles or 1)
+        self._is_mean = not num_quantiles
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for num_in, num_out in pairwise(sizes):
             bound = 1.0 / math.sqrt(num_in)
@@ -103,26 +106,43 @@ class Critic(nn.Module):
             self.biases.append(nn.Parameter(torch.empty(num_out).uniform_(-bound, bound)))
         self._layers = list(zip(self.weights, self.biases, strict=True))  # a ParameterList is slow to walk
         self.norms = nn.ModuleList(nn.LayerNorm(size) for size in sizes[1:-1]) if spec.layer_norm else None
+        self.renorms = nn.ModuleList(BatchRenorm(size, renorm) for size in sizes[:-1]) if renorm else None
         self._activation = ACTIVATIONS[spec.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         *hidden, (weight, bias) = self._layers
         for index, (hidden_weight, hidden_bias) in enumerate(hidden):
+            x = x if self.renorms is None else self.renorms[index](x)
             x = linear(x, hidden_weight.t(), hidden_bias)
             x = self._activation(x if self.norms is None else self.norms[index](x))
-        return linear(x, weight.t(), bias).squeeze(-1)
+        x = x if self.renorms is None else self.renorms[len(hidden)](x)
+        outputs = linear(x, weight.t(), bias)
+        return outputs.squeeze(-1) if self._is_mean else outputs
 
 
-class TwinCritic(nn.Module):
-    """(features float32[N, F], actions float32[N, A]) -> float32[2, N], the values by two `Critic`s."""
+class Critics(nn.Module):
+    """(features float32[N, F], actions float32[N, A]) -> float32[K, N], the values by K `Critic`s, or float32[K, N, M],
+    M quantiles of their distributions."""
 
-    def __init__(self, spec: PolicySpec, num_features: int) -> None:
+    names = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+    first: Critic
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        num_features: int,
+        num_critics: int = 2,
+        num_quantiles: int = 0,
+        renorm: Renorm | None = None,
+    ) -> None:
         super().__init__()
-        self.first, self.second = Critic(spec, num_features), Critic(spec, num_features)
+        self._members = [Critic(spec, num_features, num_quantiles, renorm) for _ in range(num_critics)]
+        for name, critic in zip(self.names, self._members, strict=False):
+            self.add_module(name, critic)
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
         inputs = torch.cat([features, actions], dim=-1)
-        return torch.stack([self.first(inputs), self.second(inputs)])
+        return torch.stack([critic(inputs) for critic in self._members])
 
 
 def polyak(target: nn.Module, online: nn.Module, tau: float) -> None:
@@ -164,8 +184,20 @@ class ActorAndCritics(Saved):
         "noise": "_generator",
     }
 
-    def __init__(self, config: Any, spec: PolicySpec, actor: ActorSpec, seed: np.random.SeedSequence) -> None:
-        """config: an `OffPolicyConfig`."""
+    target_critics: Any
+
+    def __init__(
+        self,
+        config: Any,
+        spec: PolicySpec,
+        actor: ActorSpec,
+        seed: np.random.SeedSequence,
+        *,
+        num_critics: int = 2,
+        num_quantiles: int = 0,
+        has_targets: bool = True,
+    ) -> None:
+        """config: a `ContinuousConfig`; num_critics, num_quantiles: of `Critics`."""
         use_threads(config.learner.num_threads, spec)
         if config.deterministic:
             torch.use_deterministic_algorithms(True)
@@ -174,9 +206,10 @@ class ActorAndCritics(Saved):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(network_seed)
             self.actor = Actor(spec, actor).to(self.device)
-            self.critics = TwinCritic(spec, self.actor.num_features).to(self.device)
+            size = num_critics, num_quantiles
+            self.critics = Critics(spec, self.actor.num_features, *size, actor.renorm).to(self.device)
         self._ahead, self._behind = list[Tensor](), list[Tensor]()
-        self.target_critics = self.target_of(self.critics)
+        self.target_critics = self.target_of(self.critics) if has_targets else None
         self._generator = torch.Generator().manual_seed(noise_seed)
         self._scale, self._batch_size, self._tau = ActionScale(spec), config.batch_size, config.target_tau
         self._max_norm = config.max_gradient_norm or math.inf

@@ -32,8 +32,9 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
     ) -> None:
-        self._names = [name for name, _ in module.named_parameters()]
-        self._parameters: list[torch.Tensor] = list(module.parameters())
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._names = list(trained)
+        self._parameters: list[torch.Tensor] = list(trained.values())
         self._of_critic = [i for i, name in enumerate(self._names) if name.startswith("critic_")]
         self._others = [i for i, name in enumerate(self._names) if not name.startswith("critic_")]
         self._epsilon, self._betas, self._weight_decay = epsilon, betas, weight_decay
@@ -166,9 +167,10 @@ class RMSProp:
 
 
 def adam_of(config: Any, module: nn.Module) -> Adam:
-    """config: of an algorithm with `adam_epsilon` or `optimizer_epsilon`."""
+    """config: of an algorithm with `adam_epsilon` or `optimizer_epsilon`, and maybe `adam_beta1`."""
     epsilon = getattr(config, "adam_epsilon", None) or config.optimizer_epsilon
-    return Adam(module, epsilon=epsilon, weight_decay=weight_decay_of(config))
+    betas = getattr(config, "adam_beta1", 0.9), 0.999
+    return Adam(module, epsilon=epsilon, betas=betas, weight_decay=weight_decay_of(config))
 
 
 def optimizer_of(config: Any, module: nn.Module) -> Adam | RMSProp:

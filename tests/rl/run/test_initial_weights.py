@@ -21,9 +21,10 @@ from rlplat.rl.run.training_plan import plan_from_file
 from tests.cli.counting_algorithm import CountingAlgorithm, CountingConfig
 from tests.rl.run.test_trained_agent import NORMAL, SMALL, make, trained
 
-KINDS = {"sac": "box", "td3": "box", "mbpo": "box"}
+KINDS = dict.fromkeys(("sac", "td3", "mbpo", "tqc", "crossq"), "box")
 OPTIMIZERS = {
     "a3c": "optimizer_slots", "sac": "actor_optimizer", "td3": "actor_optimizer", "mbpo": "actor_optimizer",
+    "tqc": "actor_optimizer", "crossq": "actor_optimizer",
 }  # fmt: skip
 
 

@@ -95,6 +95,14 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "sac": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
     "td3": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
+    "crossq": {
+        "num_envs_per_worker": 2,
+        "replay_capacity": 256,
+        "learning_starts": 8,
+        "batch_size": 4,
+        "policy": {"hidden_sizes": [8], "critic_hidden_sizes": [8]},
+    },
+    "tqc": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
     "mbpo": {
         "num_envs_per_worker": 2,
         "replay_capacity": 256,
@@ -160,6 +168,8 @@ CASES = [
     ("es", "discrete", NORMAL),
     ("es", "box", {"normalize_observations": False}),
     ("sac", "box", NORMAL),
+    ("crossq", "box", {}),
+    ("tqc", "box", {}),
     ("impala", "dict", {}),
 ]
 

@@ -17,7 +17,7 @@ from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
-from rlplat.rl.torch.continuous_control import Actor, TwinCritic, random_shift, squashed_sample
+from rlplat.rl.torch.continuous_control import Actor, Critics, random_shift, squashed_sample
 from rlplat.rl.torch.policy import TorchBoundedActor
 from rlplat.rl.torch.weights import weights_of
 
@@ -98,7 +98,7 @@ def test_uniform_actions_while_a_run_warms_up() -> None:
 
 def test_the_twin_critic_is_two_networks() -> None:
     spec = spec_of(TREE)
-    critics = TwinCritic(spec, num_features(TREE))
+    critics = Critics(spec, num_features(TREE))
     rng = torch.Generator().manual_seed(0)
     features, actions = torch.randn(5, num_features(TREE), generator=rng), torch.rand(5, 2, generator=rng)
     both = critics(features, actions)
