@@ -308,24 +308,57 @@ def _(verbs: Any, few: bool) -> dict[str, float]:
     return {"one": stream(1), "four": stream(4)}
 
 
-@row("parameter server: 10 MB, 2 workers, get + update, loops/s", "actors", is_rate=True)
+@row(
+    "parameter server: 10 MB, 2 workers, get + update, as written / born in the store, loops/s", "actors", is_rate=True
+)
 def _(verbs: Any, few: bool) -> dict[str, float]:
+    """`born in the store` is by `rlplat.empty`, and a version of the weights is put once."""
     num_floats, count = (MB if few else 10 * MB) // 4, 5 if few else 50
 
     class GradientWorker:
         def __init__(self, server: Any) -> None:
-            self._server, self._gradient = server, np.full(num_floats, 0.5, np.float32)
+            self._server = server
 
         def loop(self, count: int) -> None:
+            gradient = np.full(num_floats, 0.5, np.float32)
             for _ in range(count):
-                assert verbs.get(self._server.latest.remote()).shape == self._gradient.shape
-                verbs.get(self._server.apply_gradients.remote(self._gradient))
+                assert verbs.get(self._server.latest.remote()).shape == gradient.shape
+                verbs.get(self._server.apply_gradients.remote(gradient))
 
-    server = verbs.remote(Weights).remote(num_floats)
-    workers = [verbs.remote(GradientWorker).remote(server) for _ in range(2)]
-    verbs.get([worker.loop.remote(2) for worker in workers])
-    elapsed = seconds(lambda: verbs.get([worker.loop.remote(count) for worker in workers]))
-    return {"": 2 * count / elapsed}
+        def loop_born(self, count: int) -> None:
+            for _ in range(count):
+                [version] = verbs.get(self._server.latest.remote())
+                gradient = verbs.empty(num_floats, np.float32)
+                gradient.fill(0.5)
+                assert verbs.get(version).shape == gradient.shape
+                verbs.get(self._server.apply_gradients.remote(gradient))
+
+    class BornWeights:
+        def __init__(self) -> None:
+            self._put(verbs.empty(num_floats, np.float32))
+
+        def _put(self, weights: np.ndarray) -> None:
+            self._weights, self._version = weights, verbs.put(weights)
+
+        def latest(self) -> list[Any]:
+            return [self._version]
+
+        def apply_gradients(self, gradient: np.ndarray) -> None:
+            weights = verbs.empty(num_floats, np.float32)
+            np.multiply(gradient, -0.01, out=weights)
+            weights += self._weights
+            self._put(weights)
+
+    def rate(server: Any, loop: str) -> float:
+        workers = [verbs.remote(GradientWorker).remote(server) for _ in range(2)]
+        verbs.get([getattr(worker, loop).remote(2) for worker in workers])
+        elapsed = seconds(lambda: verbs.get([getattr(worker, loop).remote(count) for worker in workers]))
+        return 2 * count / elapsed
+
+    rates = {"as written": rate(verbs.remote(Weights).remote(num_floats), "loop")}
+    if hasattr(verbs, "empty"):
+        rates["born in the store"] = rate(verbs.remote(BornWeights).remote(), "loop_born")
+    return rates
 
 
 # ---------------------------------------------------------------- faults

@@ -23,19 +23,23 @@ _libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _FAILED = ctypes.c_void_p(-1).value
 _POPULATE = mmap.MAP_SHARED | mmap.MAP_POPULATE
-_FIXED = 1 | 2
-"""Of mremap: MAYMOVE, and in the place of what is there."""
+_READ, _WRITE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED = 0x10
+_REMAP_TO, _DONT_UNMAP = 1 | 2, 4
+"""Flags of mremap: MAYMOVE to a place where something may be mapped; and leave the old place mapped, without pages."""
+_can_leave = True
+"""Whether this kernel knows that (from 5.13 on, of files)."""
+_LARGE = 2 << 20
+"""Page tables of so many bytes move as one, from a multiple of it to another."""
 
 
 class Mapping:
     """What numpy makes an array of (`numpy.asarray`), which keeps it alive."""
 
-    def __init__(self, name: str, descriptor: int, size: int, flags: int, protection: int) -> None:
-        self.name, self.size = name, size
+    def __init__(self, name: str, address: int, size: int, protection: int) -> None:
+        self.name, self.address, self.size = name, address, size
         self.key: Key | None = None
         """Of the object whose views it has."""
-        self.address = 0
-        self.address = address = _mapped(descriptor, size, flags, protection)
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "typestr": "|u1",
@@ -43,22 +47,59 @@ class Mapping:
             "data": (address, not protection & mmap.PROT_WRITE),
         }
 
-    def make_private(self, descriptor: int) -> None:
-        """What is written to it from now on, through whatever view or pointer, is seen by this process alone."""
-        address = _mapped(descriptor, self.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    def make_private(self, descriptor: int) -> Mapping | None:
+        """What is written to it from now on, through whatever view or pointer, is seen by this process alone. Returns
+        a mapping to fill the file by, with the pages that this one had; None where the kernel cannot do that."""
+        global _can_leave
+        private, shared = to_change(self.name, descriptor, self.size), None
+        if _can_leave:
+            shared = Mapping(self.name, _place(self.size), self.size, _WRITE)
+            if not _moved(self, shared, _DONT_UNMAP):  # nor is it known whether there is a mapping at that place still
+                _can_leave, shared.size, shared = False, 0, None
         # (Not by mmap with MAP_FIXED: where that fails, it has unmapped what was there.)
-        if _libc.mremap(address, self.size, self.size, _FIXED, self.address) == _FAILED:
+        if not _moved(private, self):
             number = ctypes.get_errno()
-            _libc.munmap(address, self.size)
             raise OSError(number, os.strerror(number))
+        private.size = 0
+        return shared
 
     def __del__(self, unmap: Any = _libc.munmap) -> None:
-        if self.address:
+        if self.size:
             unmap(self.address, self.size)
 
 
-def _mapped(descriptor: int, size: int, flags: int, protection: int) -> int:
-    address: int = _libc.mmap(None, size, protection, flags, descriptor, 0)
+def to_read(name: str, descriptor: int, size: int) -> Mapping:
+    return Mapping(name, _mapped(descriptor, size, _POPULATE, _READ), size, _READ)
+
+
+def to_change(name: str, descriptor: int, size: int) -> Mapping:
+    """What is written to it is copied page by page, and no other process sees it."""
+    return Mapping(name, _mapped(descriptor, size, mmap.MAP_PRIVATE, _WRITE), size, _WRITE)
+
+
+def to_fill(name: str, descriptor: int, size: int) -> Mapping:
+    """Its pages are there already."""
+    mapping = Mapping(name, _place(size), size, _WRITE)
+    _mapped(descriptor, size, _POPULATE | _MAP_FIXED, _WRITE, mapping.address)
+    return mapping
+
+
+def _place(size: int) -> int:
+    """Where a mapping of this size can be, at a multiple of `_LARGE` if it is that large."""
+    slack = _LARGE if size >= _LARGE else 0
+    address = _mapped(-1, size + slack, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0)
+    if not slack:
+        return address
+    size += -size % mmap.PAGESIZE
+    before = -address % _LARGE
+    if before:
+        _libc.munmap(address, before)
+    _libc.munmap(address + before + size, slack - before)
+    return address + before
+
+
+def _mapped(descriptor: int, size: int, flags: int, protection: int, at: int | None = None) -> int:
+    address: int = _libc.mmap(at, size, protection, flags, descriptor, 0)
     if address == _FAILED:
         number = ctypes.get_errno()
         if number == errno.ENOMEM:
@@ -70,15 +111,6 @@ def _mapped(descriptor: int, size: int, flags: int, protection: int) -> int:
     return address
 
 
-def to_read(name: str, descriptor: int, size: int) -> Mapping:
-    return Mapping(name, descriptor, size, _POPULATE, mmap.PROT_READ)
-
-
-def to_change(name: str, descriptor: int, size: int) -> Mapping:
-    """What is written to it is copied page by page, and no other process sees it."""
-    return Mapping(name, descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-
-
-def to_fill(name: str, descriptor: int, size: int) -> Mapping:
-    """Its pages are there already."""
-    return Mapping(name, descriptor, size, _POPULATE, mmap.PROT_READ | mmap.PROT_WRITE)
+def _moved(source: Mapping, target: Mapping, flags: int = 0) -> bool:
+    moved: int = _libc.mremap(source.address, source.size, source.size, _REMAP_TO | flags, target.address)
+    return moved != _FAILED

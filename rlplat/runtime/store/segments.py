@@ -354,26 +354,26 @@ class Store:
                 return None
             del self._unsealed[address]
         try:
-            self._make_private(own, stream)
+            shared = self._make_private(own, stream)
         except (OSError, ObjectStoreFull):  # somebody removed it; no descriptor or mapping more is to be had
             with self._lock:
                 self._unsealed[address] = own
             return None
         with self._lock:
-            own.mapping = None
+            own.mapping = shared
             self.account.owned(-own.num_bytes, -1)
         array = own.array() if own.array is not None else None
         if array is not None:
             array.flags.writeable = False
         return own
 
-    def _make_private(self, own: _Own, stream: memoryview | bytes = b"") -> None:
+    def _make_private(self, own: _Own, stream: memoryview | bytes = b"") -> Mapping | None:
         assert own.mapping is not None
         descriptor = os.open(self._path(own.name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             self._write_all(descriptor, memoryview(stream), 0)
-            own.mapping.make_private(descriptor)
+            return own.mapping.make_private(descriptor)
         finally:
             os.close(descriptor)
 
@@ -383,8 +383,7 @@ class Store:
             own = self.born.pop(self.let_go.popleft().key, None)
             if own is None:
                 continue
-            if own.mapping is not None:
-                del self._unsealed[own.mapping.address]
+            if own.mapping is not None and self._unsealed.pop(own.mapping.address, None) is not None:
                 self.account.owned(-own.num_bytes, -1)
                 self._recycle(own)
             elif own.is_freed:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlplat.errors import ObjectStoreFull
-from rlplat.runtime.store import segments
+from rlplat.runtime.store import mapping, segments
 from rlplat.runtime.store.account import create_account
 from rlplat.runtime.store.mapping import Mapping
 from rlplat.runtime.store.room import Spiller
@@ -101,9 +101,14 @@ def test_anything_else_is_copied(stores: tuple[Store, Store], wrap: Any) -> None
     specimens.assert_same(reader.read(segment, None), wrap(born(writer)))
 
 
-def test_nothing_that_its_maker_writes_later_is_in_the_object(stores: tuple[Store, Store]) -> None:
+@pytest.mark.parametrize("size", [100_000, 2 * MB // 8, 3 * MB // 8], ids=str)
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_nothing_that_its_maker_writes_later_is_in_the_object(
+    stores: tuple[Store, Store], kernel: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer, reader = stores
-    array = born(writer)
+    monkeypatch.setattr(mapping, "_can_leave", kernel == "new")
+    array = born(writer, size=size)
     aliases = [array[10:], array.view(np.uint64), np.frombuffer(memoryview(array)[:], np.float64)]
     segment = write(writer, array)
     with pytest.raises(ValueError, match="read-only"):
@@ -114,6 +119,12 @@ def test_nothing_that_its_maker_writes_later_is_in_the_object(stores: tuple[Stor
     assert (got == 1).all()
     assert (reader.read(segment, None) == 1).all()
     assert array[50] != 1, "they share memory with it still, and with nothing else"
+    del array, aliases, alias, got
+    writer.free(segment.name)
+    again = born(writer, 7, size)
+    assert write(writer, again).name == segment.name
+    reader.drop_mappings()
+    assert (reader.read(segment, None) == 7).all()
 
 
 def test_the_second_time_it_is_copied(stores: tuple[Store, Store]) -> None:
