@@ -17,11 +17,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--loans", action="store_true", help="programs that pass refs on, processes that die doing it")
+    parser.add_argument("--machines", action="store_true", help="two or three, and the network between them")
     parser.add_argument("--trace", action="store_true", help="print everything that happens (with --seed)")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
+    run = partial(run_seed, about_loans=args.loans, about_machines=args.machines)
     if args.seed is not None:
-        outcome = run_seed(args.seed, keep_trace=args.trace, about_loans=args.loans)
+        outcome = run(args.seed, keep_trace=args.trace)
         print("\n".join(outcome.trace))
         print(outcome.details or "all invariants held", f"({outcome.num_events} events)")
         return 1 if outcome.failure else 0
@@ -29,7 +31,7 @@ def main() -> int:
     outcomes: list[Outcome] = []
     seeds = range(args.first, args.first + args.seeds)
     with get_context("fork").Pool(args.processes) as pool:
-        for outcome in pool.imap_unordered(partial(run_seed, about_loans=args.loans), seeds, chunksize=8):
+        for outcome in pool.imap_unordered(run, seeds, chunksize=8):
             outcomes.append(outcome)
             if outcome.failure:
                 print(f"seed {outcome.seed}: {outcome.failure[:300]}", flush=True)

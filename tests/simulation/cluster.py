@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from rlplat.runtime import refs
 from rlplat.runtime.client.client import Client
+from rlplat.runtime.core.node.leases import SILENT_S
 from rlplat.runtime.core.scheduler import events
 from rlplat.runtime.core.scheduler.scheduler import WARN_AFTER_S, Scheduler
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.system import System
+from rlplat.runtime.link.transport import SEVERAL
+from rlplat.runtime.node.far import FarNode
 from rlplat.runtime.node.node import Node
+from rlplat.runtime.wire import agent_messages
 from rlplat.runtime.worker.interrupts import Interrupts
 from rlplat.runtime.worker.worker import Worker
-from tests.simulation.world import Process, SimPoller, SimSocket, World, current, set_current
+from tests.simulation.trunks import Net, SimAgentTrunk
+from tests.simulation.world import Process, SimPoller, SimSocket, Violation, World, current, set_current
 
 _CRASH_DELAY_S = 0.002
 _CLOSE_S = 5.0
+_KILL_S = 0.5
+"""Of a node, or a zygote, that kills all workers of its machine: at most."""
+_SETTINGS = {
+    "log_to_driver": False, "hang_timeout_s": 10.0, "memory_usage_threshold": 1.0, "preload": [], "sys_path": [],
+    "store_full_timeout_s": 1.0,
+}  # fmt: skip
+_KEYS = dict.fromkeys(("address", "head_public", "head_secret", "node_public", "node_secret"), "")
 
 
 class _NoThread:
@@ -124,6 +137,7 @@ class SimProcesses:
     def __init__(self, cluster: Cluster, *, on_lost: Callable[[str, str, str], None], **hooks: Any) -> None:
         self.cluster, self._world = cluster, cluster.world
         self._on_lost, self._ask_to_exit = on_lost, hooks["ask_to_exit"]
+        self.zygote_ends_at = float("inf")
         self._why: dict[str, tuple[str, str]] = {}
         """Workers that the node killed, with the reason and the kind of error."""
         self._alive: dict[str, None] = {}
@@ -159,10 +173,8 @@ class SimProcesses:
             reason, kind = self._why.pop(worker, ("", "WorkerCrashed"))
             self._on_lost(worker, reason or how, kind)
 
-    def forget(self, workers: list[str]) -> None:
-        """Their node is gone."""
-        for name in workers:
-            self._alive.pop(name, None)
+    def lease_zygote(self, until: float) -> None:
+        self.zygote_ends_at = until
 
     def on_ready(self, worker: str) -> None:
         pass
@@ -174,7 +186,7 @@ class SimProcesses:
         return None
 
     def pid(self, worker: str) -> int:
-        return 0
+        return int(worker in self._alive)
 
 
 class _NoWatch:
@@ -193,69 +205,118 @@ class _NoWatch:
         pass
 
 
-class SimNode(Node):
-    """The real node, which runs when a frame arrives or a timer goes off."""
+def _parts(cluster: Cluster) -> dict[str, Any]:
+    """What a node has of the world instead of its own."""
+    return {
+        "system": cluster.system,
+        "processes": lambda *_, **hooks: SimProcesses(cluster, **hooks),
+        "watch": _NoWatch,
+    }
 
-    def __init__(self, world: World, cluster: Cluster, total: dict[str, float]) -> None:
+
+class _Runs:
+    """Of a node, which is no thread: it runs when a frame arrives, a timer goes off or a process ends."""
+
+    world: World
+    process: Process
+
+    def __init__(self) -> None:
+        self._is_hung, self._missed = False, list[Callable[[], None]]()
+        self.world.on_frame_to[self.process.name] = self.on_frame
+
+    def run(self, act: Callable[[], None] = lambda: None) -> None:
+        """A round of its loop, with `act` in it."""
+        if not self.process.is_alive:
+            return
+        if self._is_hung:
+            self._missed.append(act)
+            return
+        self.world.touched[self.process.name] = None
+        before, self.world.running = self.world.running, self.process
+        try:
+            act()
+            self._round()
+        finally:
+            self.world.running = before
+
+    def on_frame(self) -> None:
+        self.run()
+
+    def hang(self, seconds: float) -> None:
+        """SIGSTOP and SIGCONT."""
+        if self.process.is_alive and not self._is_hung:
+            self.world.note(f"{self.process.name} HANGS for {seconds:g} s")
+            self._is_hung = True
+            self.world.after(seconds, self._goes_on, what=f"{self.process.name} goes on")
+
+    def _goes_on(self) -> None:
+        self._is_hung = False
+        missed, self._missed = self._missed, []
+        self.run(lambda: [act() for act in missed] and None)
+
+    def _round(self) -> None:
+        raise NotImplementedError
+
+
+class SimNode(_Runs, Node):
+    """The real node of the head's machine."""
+
+    def __init__(self, world: World, cluster: Cluster, total: dict[str, float], net: Net | None) -> None:
         self.world, self.cluster = world, cluster
         self.process = world.add_process("node")
-        config = {
-            "session": "sim/session", "folder": "", "total": total, "log_to_driver": False,
-            "hang_timeout_s": 10.0, "memory_usage_threshold": 1.0,
+        config = _SETTINGS | {
+            "session": cluster.session("node"), "folder": "", "total": total,
+            "keys": _KEYS if net else None, "versions": "the same",
         }  # fmt: skip
-        super().__init__(
+        Node.__init__(
+            self,
             config,
             None,  # type: ignore[arg-type]
             0,
             [],
-            system=cluster.system,
-            processes=lambda *_, **hooks: SimProcesses(cluster, **hooks),  # type: ignore[arg-type]
-            watch=_NoWatch,  # type: ignore[arg-type]
+            trunks=lambda _: net,  # type: ignore[arg-type]
+            **_parts(cluster),
         )
         self.head.clients = _InOrder()  # type: ignore[assignment]
         perform = self.head._perform
         self.head._perform = lambda actions: self._perform(actions, perform)  # type: ignore[method-assign]
-        world.on_frame_to["node"] = self.on_frame
+        lost = self.head.node_lost
+        self.head.node_lost = lambda node, reason: self._node_lost(node, reason, lost)  # type: ignore[method-assign]
+        self._look_at = 0.0
+        _Runs.__init__(self)
+        if net is not None:
+            net.on_news = self.on_frame
 
     @property
     def scheduler(self) -> Scheduler:
         return self.head.scheduler
 
-    @property
-    def processes(self) -> SimProcesses:
-        return self.agent.processes  # type: ignore[return-value]
+    def begin(self, total: dict[str, float], num_spares: int) -> None:
+        self.run(lambda: self.head.node_joined(events.NodeJoined("node", total, num_spares), self.agent))
 
-    def join(self, node: str, total: dict[str, float], num_spares: int) -> None:
-        with self._running():
-            self.head.node_joined(events.NodeJoined(node, total, num_spares), self.agent)
-
-    def lose(self, node: str, reason: str) -> None:
-        """A node is gone with all its workers."""
-        with self._running():
-            workers = [worker for worker, where in self.cluster.node_of.items() if where == node]
-            self.processes.forget(workers)
-            for worker in workers:
-                self._transport.forget(worker)
-            self.head.event(events.NodeLost(node, reason))
+    def machines(self) -> list[str]:
+        """That have joined, and are not lost."""
+        return list(self._machines._far) if self._machines is not None else []
 
     def ended(self, worker: str, how: str) -> None:
-        with self._running():
-            self.processes.ended(worker, how)
+        self.run(lambda: self.agent.processes.ended(worker, how))  # type: ignore[attr-defined]
 
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        self.world.touched["node"] = None
-        before, self.world.running = self.world.running, self.process
-        try:
-            yield
-            self._transport.flush()
-            self._set_timer()
-        finally:
-            self.world.running = before
+    def _round(self) -> None:
+        self._receive()
+        if self._machines is not None:
+            self._machines.keep_house(self.world.now)
+        self._transport.flush()
+        if self.head.wake_at is not None:
+            delay_s, self.head.wake_at = self.head.wake_at - self.world.now, None
+            is_mere_watch = delay_s > 0.99 * WARN_AFTER_S  # to explain what waits: no cause for anything to go on
+            self.world.after(delay_s, lambda: self.run(self._tick), is_tick=is_mere_watch, what="the scheduler's timer")
+        at = self._machines.next_deadline() if self._machines is not None else None
+        if at is not None and at != self._look_at:
+            self._look_at = at
+            self.world.after(at - self.world.now, self.run, is_tick=True)
 
-    def on_frame(self) -> None:
-        with self._running():
-            self._receive()
+    def _tick(self) -> None:
+        self.head.event(events.Tick())
 
     def _perform(self, actions: list[Any], perform: Callable[[list[Any]], None]) -> None:
         for action in actions:
@@ -263,43 +324,180 @@ class SimNode(Node):
                 self.cluster.node_of[action.worker] = action.node
         perform(actions)
 
-    def _set_timer(self) -> None:
-        if self.head.wake_at is not None:
-            delay_s, self.head.wake_at = self.head.wake_at - self.world.now, None
-            is_mere_watch = delay_s > 0.99 * WARN_AFTER_S  # to explain what waits: no cause for anything to go on
-            self.world.after(delay_s, self._tick, is_tick=is_mere_watch, what="the scheduler's timer")
+    def _node_lost(self, node: str, reason: str, lost: Callable[[str, str], None]) -> None:
+        """The kill comes first, and nobody is given up without a cause or kept beyond the time for that."""
+        self.world.note(f"machine {node} is LOST: {reason}")
+        self.world.still_alive()
+        alive = self.cluster.workers(node)
+        if alive:
+            raise Violation(f"{node} was declared dead, and {alive} live there")
+        self.cluster.num_lost_nodes += 1
+        lost(node, reason)
 
-    def _tick(self) -> None:
-        with self._running():
-            self.head.event(events.Tick())
+
+class SimFarNode(_Runs, FarNode):
+    """The real node of another machine."""
+
+    def __init__(self, machine: SimMachine, node: str, settings: dict[str, Any]) -> None:
+        cluster, self.world, self.machine = machine.cluster, machine.cluster.world, machine
+        self.process = self.world.add_process(node)
+        config = settings | {
+            "session": cluster.session(node), "folder": "", "total": machine.total, "keys": _KEYS,
+            "node": node, "address": "10.0.0.2",
+        }  # fmt: skip
+        FarNode.__init__(
+            self,
+            config,
+            None,  # type: ignore[arg-type]
+            0,
+            [],
+            trunk=lambda _, node: SimAgentTrunk(cluster.net, node, self.on_frame),  # type: ignore[arg-type]
+            **_parts(cluster),
+        )
+        self.name, self._cluster = node, cluster
+        self._wake_at = self._fence_at = 0.0
+        _Runs.__init__(self)
+        self.trunk.tell(agent_messages.Join(node, machine.total, cluster.num_spares, "", "10.0.0.2"))
+
+    def _round(self) -> None:
+        if self.end:
+            return
+        if not self._is_needed():
+            self._give_up()
+            return
+        self._transport.flush()
+        self._receive()
+        self._keep_house()
+        self._transport.flush()
+        at = min(each for each in self._deadlines() if each is not None)
+        if at != self._wake_at:
+            self._wake_at = at
+            self.world.after(at - self.world.now, self.run, is_tick=True)
+        fence_at = self.agent.processes.zygote_ends_at  # type: ignore[attr-defined]
+        if fence_at not in (float("inf"), self._fence_at):
+            self._fence_at = fence_at
+            self.world.after(fence_at - self.world.now, self._look_at_zygote, is_tick=True)
+
+    def ended(self, worker: str, how: str) -> None:
+        self.run(lambda: self.agent.processes.ended(worker, how))  # type: ignore[attr-defined]
+
+    def _give_up(self) -> None:
+        """As `serve` does: the kill takes a while, then it says so."""
+        self.world.note(f"{self.name} ENDS: {self.end}")
+        self.world.still_alive()
+        self.world.after(self.world.random.uniform(0, _KILL_S), self._is_over, what=f"{self.name} has killed all")
+
+    def _is_over(self) -> None:
+        if self.process.is_alive:
+            self._cluster.end_workers(self.name)
+            self.trunk.tell(agent_messages.AllDead(self.end))
+            self.trunk.close(linger_s=0.5)
+            self._ends("exit")
+
+    def _look_at_zygote(self) -> None:
+        if self.process.is_alive and self.world.now + 1e-6 >= self.agent.processes.zygote_ends_at:  # type: ignore[attr-defined]
+            self.world.note(f"{self.name}: its zygote ENDS it")
+            self.world.after(self.world.random.uniform(0, _KILL_S), self.crash, what=f"{self.name} is killed")
+
+    def crash(self) -> None:
+        """SIGKILL: its zygote kills the rest."""
+        if self.process.is_alive:
+            self._cluster.num_crashes += 1
+            delay_s = self.world.random.uniform(0, 0.1)
+            self.world.after(delay_s, lambda: self._cluster.end_workers(self.name), what=f"the zygote of {self.name}")
+            self.trunk.break_off(agent_hears=False)
+            self._ends("was ended by SIGKILL")
+
+    def power_off(self, head_hears: bool) -> None:
+        if self.process.is_alive:
+            self.world.note(f"{self.name}: its machine is OFF")
+            self._cluster.end_workers(self.name)
+            self.trunk.break_off(head_hears=head_hears, agent_hears=False)
+            self._ends("its machine is off")
+
+    def _ends(self, how: str) -> None:
+        self.world.end(self.name, how)
+        self.machine.node = None
+        self.machine.ask_soon()
+
+
+class SimMachine:
+    """What `start.machine` is: it asks for a program, works for it, and asks again."""
+
+    def __init__(self, cluster: Cluster, name: str, total: dict[str, float]) -> None:
+        self.cluster, self.name, self.total = cluster, name, total
+        self.node: SimFarNode | None = None
+        self.held_until = {"up": 0.0, "down": 0.0}
+        """Nothing passes to the head, and from it, until then."""
+
+    def ask_soon(self) -> None:
+        world = self.cluster.world
+        world.after(world.random.uniform(0.1, 2.0), self._ask, what=f"{self.name} asks for a program")
+
+    def _ask(self) -> None:
+        asker = SimAgentTrunk(self.cluster.net, "", lambda: self._answered(asker))
+        self._hold(asker)
+        asker.tell(agent_messages.AskProgram("the same"))
+
+    def _answered(self, asker: SimAgentTrunk) -> None:
+        for *_, frame in asker.receive():
+            program = agent_messages.decode(frame)
+            asker.close()
+            self.node = SimFarNode(self, program.node, program.settings)
+            self._hold(self.node.trunk)  # type: ignore[arg-type]
+            self.node.run()
+
+    def _hold(self, trunk: SimAgentTrunk) -> None:
+        trunk.up.hold(self.held_until["up"])
+        trunk.down.hold(self.held_until["down"])
+
+    # -- faults
+
+    def cut(self, seconds: float, directions: tuple[str, ...]) -> None:
+        """Nothing passes; or in one direction only."""
+        world = self.cluster.world
+        world.note(f"{self.name} is CUT OFF for {seconds:g} s: {directions}")
+        for direction in directions:
+            self.held_until[direction] = max(self.held_until[direction], world.now + seconds)
+        if self.node is not None:
+            self._hold(self.node.trunk)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- the cluster
 
 
 class Cluster:
-    """Nodes, their workers, a driver; and what may befall them."""
+    """Machines, their workers, a driver; and what may befall them."""
 
-    def __init__(self, world: World, totals: dict[str, dict[str, float]], num_spares: int) -> None:
+    def __init__(self, world: World, totals: list[dict[str, float]], num_spares: int) -> None:
+        """`totals`: of the head's machine, and of others."""
         self.world, self.system = world, system_of(world)
-        self.totals, self.num_spares = totals, num_spares
+        self.total, self.num_spares = totals[0], num_spares
         self.node_of: dict[str, str] = {"node": "node", "driver": "node"}
-        whole: dict[str, float] = {}
-        for total in totals.values():
-            for name, amount in total.items():
-                whole[name] = whole.get(name, 0.0) + amount
-        self.node = SimNode(world, self, whole)
+        self.net = Net(world)
+        self.machines = [SimMachine(self, f"machine{n}", total) for n, total in enumerate(totals[1:], 2)]
+        if self.machines:
+            world.quiet_s = SILENT_S + 3.0
+            world.elsewhere = self.net.under_way
+        self.node = SimNode(world, self, self.total, self.net if self.machines else None)
         self.watch_client: Callable[[Any], None] = lambda client: None
         self.num_crashes = 0
         self.num_lost_nodes = 0
         world.on_death = self._on_death
 
-    def begin(self) -> None:
-        for name in self.totals:
-            self._join(name)
+    def session(self, node: str) -> str:
+        """The folder of this node's machine."""
+        folder = os.path.join(self.world.folder, "session" if node == "node" else node)
+        if not os.path.exists(folder):
+            os.mkdir(folder)
+            if self.machines:
+                open(os.path.join(folder, SEVERAL), "x").close()
+        return folder
 
-    def _join(self, node: str) -> None:
-        self.node.join(node, self.totals[node], self.num_spares)
+    def begin(self) -> None:
+        self.node.begin(self.total, self.num_spares)
+        for machine in self.machines:
+            machine.ask_soon()
 
     def fork(self, name: str, gpu_ids: tuple[int, ...]) -> None:
         process = self.world.add_process(name)
@@ -313,7 +511,13 @@ class Cluster:
 
     def _worker_main(self, process: Process, gpu_ids: tuple[int, ...]) -> None:
         """As `rlplat.runtime.worker.worker.main`."""
-        client = Worker("sim/session", process.name, gpu_ids, system=self.system, interrupts=SimInterrupts)
+        client = Worker(
+            self.session(self.node_of[process.name]),
+            process.name,
+            gpu_ids,
+            system=self.system,
+            interrupts=SimInterrupts,
+        )
         self._connect(process, client)
         client.start()
         client.run()
@@ -324,7 +528,7 @@ class Cluster:
         process = self.world.add_process("driver")
 
         def body(process: Process) -> None:
-            client = Client(Link("sim/session", "driver", spin=False, system=self.system))
+            client = Client(Link(self.session("node"), "driver", spin=False, system=self.system))
             self._connect(process, client)
             client.start()
             program()
@@ -358,40 +562,18 @@ class Cluster:
             self.num_crashes += 1
             self.world.end(name, how)
 
-    def crash_node(self, node: str) -> None:
-        """Its power fails; the head knows at once or after a while; it comes back later."""
-        self.world.note(f"node {node} CRASHES")
-        self._end_workers(node, "its machine is off")
-        self.world.after(self.world.random.uniform(0.001, 1.0), lambda: self._give_up(node), what=f"{node} is given up")
-
-    def cut_off(self, node: str, seconds: float) -> None:
-        """Nothing passes between a node and the rest. A short cut is ridden out; a long one fences the node: it stops
-        its own workers at 5 s, before the head gives their work away at 6 s."""
-        group = frozenset(name for name, where in self.node_of.items() if where == node)
-        self.world.note(f"node {node} is CUT OFF for {seconds:g} s")
-        self.world.cut(group, seconds)
-        if seconds >= 5.0:
-            self.world.after(5.0, lambda: self._end_workers(node, "fenced"), what=f"{node} fences itself")
-            self.world.after(6.0, lambda: self._give_up(node), what=f"{node} is given up")
-
-    def _end_workers(self, node: str, how: str) -> None:
+    def end_workers(self, node: str) -> None:
+        """All that are there, at once."""
         for name in self.workers(node):
             self.num_crashes += 1
-            self.world.end(name, how)
-
-    def _give_up(self, node: str) -> None:
-        if node in self.node.scheduler.placing.nodes:
-            self._end_workers(node, "fenced")
-            self.num_lost_nodes += 1
-            self.node.lose(node, "it was not heard of")
-            delay = self.world.random.uniform(0.1, 2.0)
-            self.world.after(delay, lambda: self._join(node), what=f"{node} rejoins")
+            self.world.end(name, "was killed with its machine")
 
     def _on_death(self, name: str, how: str) -> None:
-        if self.node_of[name] == "node":
+        if name[0] != "w":
+            return
+        node = self.node_of[name]
+        nodes = [self.node, *(machine.node for machine in self.machines)]
+        teller = next((each for each in nodes if each is not None and each.process.name == node), None)
+        if teller is not None:
             delay = self.world.random.uniform(0, _CRASH_DELAY_S)
-        elif how in ("fenced", "its machine is off"):
-            return  # nobody there tells the head
-        else:
-            delay = self.world.random.uniform(0, 0.01)
-        self.world.after(delay, lambda: self.node.ended(name, how), what=f"the head hears that {name} ended")
+            self.world.after(delay, lambda: teller.ended(name, how), what=f"{node} hears that {name} ended")

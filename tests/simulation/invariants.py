@@ -57,7 +57,8 @@ class Invariants:
                 if record.message.creation is not None:
                     key = (f"{client.client_id} for {sender}", record.id)  # each incarnation is created once
                 what = f"{record.name} {key} was committed"
-                if key in self._committed:
+                is_made_again = record.name == "large" and self._committed.get(key) in self.world.dead
+                if key in self._committed and not is_made_again:
                     raise Violation(f"{what} twice: by {self._committed[key]} and {sender}")
                 if sender != target:
                     raise Violation(f"{what} by {sender}, and its attempt was {target or 'nobody'}'s")
@@ -115,6 +116,11 @@ class Invariants:
         if "node" in touched:
             check_scheduler(self.cluster.node.scheduler)
             _check_dropped(self.cluster.node._transport)
+            _check_dropped(self.cluster.net)
+        for machine in self.cluster.machines:
+            if machine.node is not None and machine.node.name in touched:
+                _check_dropped(machine.node._transport)
+                _check_dropped(machine.node.trunk)
         for name in touched:
             process = self.world.processes[name]
             if process.client is not None:
@@ -168,6 +174,9 @@ class Invariants:
 
     def check_clean(self) -> None:
         node = self.cluster.node
+        away = [machine.name for machine in self.cluster.machines if machine.node is None]
+        if away or len(node.machines()) != len(self.cluster.machines):
+            raise Violation(f"{away} are away, and the head has {node.machines()}")
         for client in self.cluster.clients():
             calls = client.objects.book.calls()
             if calls or client.calls.num_open:

@@ -14,14 +14,18 @@ from rlplat.runtime.client.calls import Calls
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.client.reading import Reader
 from rlplat.runtime.core.gone import Dead, Gone
+from rlplat.runtime.core.node import leases
 from rlplat.runtime.core.node.settling import Settling
 from rlplat.runtime.core.owner.actor_calls import ActorCalls
 from rlplat.runtime.core.owner.book import Book
 from rlplat.runtime.core.owner.lanes import Lane, TaskRecord
 from rlplat.runtime.core.scheduler.placing import Placing
 from rlplat.runtime.link.transport import Transport
+from rlplat.runtime.node.copies import Copies
 from rlplat.runtime.node.head import Head
+from rlplat.runtime.node.machines import Machines
 from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.agent_messages import AskChunk
 from rlplat.runtime.worker.worker import Worker
 
 Mutant = Callable[[], Any]
@@ -235,6 +239,70 @@ def _listens_to_the_dead() -> Iterator[None]:
         yield
 
 
+def _holds_a_long_lease() -> Any:
+    """A machine goes on without the head for longer than the head waits."""
+    return mock.patch.object(leases, "LEASE_S", leases.SILENT_S + 1)
+
+
+def _has_no_zygote_that_fences() -> Any:
+    """A node that hangs keeps its workers."""
+    from tests.simulation.cluster import SimProcesses
+
+    return mock.patch.object(SimProcesses, "lease_zygote", lambda self, until: None)
+
+
+def _counts_the_lease_from_the_answer() -> Any:
+    """Not from the question: it is too long by the time that the answer was under way."""
+
+    def answered(self: Any, number: int) -> bool:
+        self.until = max(self._asked.values(), default=0.0) + leases.LEASE_S + leases.SILENT_S - leases.BROKEN_S
+        return True
+
+    return mock.patch.object(leases.Lease, "answered", answered)
+
+
+def _takes_a_break_for_a_death() -> Any:
+    """The head waits for no lease to end."""
+    return mock.patch.object(leases, "BROKEN_S", 0.5)
+
+
+def _never_gives_up() -> Any:
+    """A machine that is silent is waited for."""
+    return mock.patch.object(leases.Patience, "is_over", lambda self, now: False)
+
+
+def _answers_no_reader_of_lost_bytes() -> Any:
+    """Pulls from a machine that was lost wait on."""
+    return mock.patch.object(Copies, "lost", lambda self, creators: None)
+
+
+def _says_nothing_of_gone_creators() -> Any:
+    """Who asks for bytes of a process that is not there hears nothing."""
+    send_on = Machines._send_on
+
+    def silent(self: Any, message: Any) -> None:
+        if not isinstance(message, AskChunk) or self._node_of(message.creator):
+            send_on(self, message)
+
+    return mock.patch.object(Machines, "_send_on", silent)
+
+
+MUTANTS_OF_MACHINES: dict[str, Mutant] = {
+    "a machine that holds its lease for too long": _holds_a_long_lease,
+    "a lease that counts from the answer": _counts_the_lease_from_the_answer,
+    "a machine whose zygote does not fence": _has_no_zygote_that_fences,
+    "a head that takes a break for a death": _takes_a_break_for_a_death,
+    "a head that never gives up": _never_gives_up,
+    "a pull from a lost machine that waits on": _answers_no_reader_of_lost_bytes,
+    "a head that says nothing of gone creators": _says_nothing_of_gone_creators,
+}
+"""Found by programs on several machines."""
+FIRST_SEEDS = {
+    "a lease that counts from the answer": 25,
+    "a machine whose zygote does not fence": 100,
+    "a pull from a lost machine that waits on": 35,
+}
+"""Where to begin, which is quicker."""
 MUTANTS_OF_LOANS: dict[str, Mutant] = {
     "borrowers that say nothing of the dead": _says_nothing_of_the_dead,
     "a node that settles deaths at once": _settles_at_once,
@@ -263,5 +331,5 @@ MUTANTS: dict[str, Mutant] = {
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
-    with (MUTANTS | MUTANTS_OF_LOANS)[name]():
+    with (MUTANTS | MUTANTS_OF_LOANS | MUTANTS_OF_MACHINES)[name]():
         yield

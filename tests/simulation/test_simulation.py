@@ -11,29 +11,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.mutants import MUTANTS, MUTANTS_OF_LOANS, planted
+from tests.simulation.mutants import FIRST_SEEDS, MUTANTS, MUTANTS_OF_LOANS, MUTANTS_OF_MACHINES, planted
 from tests.simulation.run import run_seed
 
 pytestmark = pytest.mark.process
 
-NUM_SEEDS, NUM_LOANS, AT_A_TIME = 300, 75, 300
+NUM_SEEDS, NUM_LOANS, NUM_MACHINES, AT_A_TIME = 300, 75, 75, 300
 _MOST_MUTANT_SEEDS = 400
 
 
-def _failure(seed: int, about_loans: bool) -> str:
-    outcome = run_seed(seed, about_loans=about_loans)
+def _failure(seed: int, flag: str) -> str:
+    outcome = run_seed(seed, about_loans=flag == " --loans", about_machines=flag == " --machines")
     return f"seed {seed}: {outcome.failure}" if outcome.failure else ""
 
 
-_LOTS = [("", first, AT_A_TIME) for first in range(1, NUM_SEEDS, AT_A_TIME)] + [(" --loans", 1, NUM_LOANS)]
-_KNOWN = [("", 5608, 1), ("", 28939, 1), ("", 30140, 1)]
+_LOTS = [("", first, AT_A_TIME) for first in range(1, NUM_SEEDS, AT_A_TIME)]
+_LOTS += [(" --loans", 1, NUM_LOANS), (" --machines", 1, NUM_MACHINES)]
+_KNOWN = [("", 5608, 1), ("", 30140, 1)]
 """Failed once: an object is freed while the answer to a Fetch of it is under way to one who has returned it; calls of
 an actor end while they are cancelled, and nothing more happens in their owner."""
 
 
 @pytest.mark.parametrize(("flag", "first", "num_seeds"), _LOTS + _KNOWN)
 def test_invariants_hold_for_every_seed(flag: str, first: int, num_seeds: int) -> None:
-    failure = partial(_failure, about_loans=bool(flag))
+    failure = partial(_failure, flag=flag)
     with get_context("fork").Pool(2) as pool:
         texts = pool.imap_unordered(failure, range(first, first + num_seeds), chunksize=20)
         failures = [text for text in texts if text]
@@ -45,11 +46,12 @@ def test_invariants_hold_for_every_seed(flag: str, first: int, num_seeds: int) -
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("may_drop")
-@pytest.mark.parametrize("mutant", [*MUTANTS, *MUTANTS_OF_LOANS])
+@pytest.mark.parametrize("mutant", [*MUTANTS, *MUTANTS_OF_LOANS, *MUTANTS_OF_MACHINES])
 def test_each_planted_defect_is_found(mutant: str) -> None:
     with planted(mutant):
-        for seed in range(1, _MOST_MUTANT_SEEDS + 1):
-            failure = run_seed(seed, about_loans=mutant in MUTANTS_OF_LOANS).failure
+        for seed in range(FIRST_SEEDS.get(mutant, 1), _MOST_MUTANT_SEEDS + 1):
+            about_loans, about_machines = mutant in MUTANTS_OF_LOANS, mutant in MUTANTS_OF_MACHINES
+            failure = run_seed(seed, about_loans=about_loans, about_machines=about_machines).failure
             if failure:
                 assert failure.startswith(("Violation", "AssertionError")), f"the plant itself fails: {failure}"
                 return

@@ -18,6 +18,8 @@ from rlplat.runtime.refs import ObjectRef
 from tests.simulation.world import Violation, current
 
 _MODULUS = 1_000_003
+_LARGE = 1 << 17
+"""Bytes of a value that stays where it was made."""
 RETRIED = "-retried"
 """At the end of an actor's name: its calls may run again after a restart."""
 FUNCTION_KINDS = ("leaf", "leaf", "leaf", "spawn", "spawn", "spawn_refs", "fail", "put", "actor", "hand_on")
@@ -69,6 +71,8 @@ def absorb(value: Any) -> int:
     """The number that a value stands for."""
     if isinstance(value, int):
         return value
+    if isinstance(value, bytes):
+        return len(value) - _LARGE
     if isinstance(value, ObjectRef):
         return absorb(rlplat.get(value))
     return sum(absorb(each) for each in value) % _MODULUS
@@ -202,6 +206,12 @@ def pair(number: int) -> Any:
     return number % _MODULUS, [rlplat.put(number % _MODULUS)]
 
 
+@rlplat.remote
+def large(number: int, *deps: Any) -> bytes:
+    compute(0.001)
+    return bytes(_LARGE + (number + sum(absorb(dep) for dep in deps)) % _LARGE)
+
+
 # ---------------------------------------------------------------- actors
 
 
@@ -251,7 +261,13 @@ class Driver:
     """The driver's program: `num_steps` random steps, then everything is fetched, checked and dropped."""
 
     def __init__(
-        self, random: Random, num_cpus: int, num_steps: int, with_faults: bool, about_loans: bool = False
+        self,
+        random: Random,
+        num_cpus: int,
+        num_steps: int,
+        with_faults: bool,
+        about_loans: bool = False,
+        about_machines: bool = False,
     ) -> None:
         self.random, self.num_cpus, self.num_steps = random, num_cpus, num_steps
         self.with_faults = with_faults
@@ -276,6 +292,10 @@ class Driver:
                 self._create, self._create, self._put, self._submit, self._submit_nested, self._drop, self._drop,
                 self._pause, self._fetch, *[self._pass_on] * 9,
             ]  # fmt: skip
+
+        self._is_spread = about_machines
+        if about_machines:
+            self._kinds += [self._large, self._large, self._large]
 
     def __call__(self) -> None:
         for _ in range(self.num_steps):
@@ -302,10 +322,20 @@ class Driver:
         number, depth = self._number(), self.random.randint(0, 2)
         refs, values = self._some()
         wanted = self.random.choice((1, 1, 1, 0.5, 2, 0))
-        options = {"num_cpus": min(wanted, self.num_cpus - self._cpus_for_actors)}
+        options = self._where() | {"num_cpus": min(wanted, self.num_cpus - self._cpus_for_actors)}
         if self.random.random() < 0.2:
             options["max_retries"] = self.random.randint(0, 2)
         self._refs.append((task.options(**options).remote(number, depth, *refs), expected(number, depth, *values)))
+
+    def _where(self) -> dict[str, Any]:
+        return {"scheduling_strategy": "SPREAD"} if self._is_spread and self.random.random() < 0.7 else {}
+
+    def _large(self) -> None:
+        number, (refs, values) = self._number(), self._some()
+        value: int | Failure = Failure()
+        if not any(isinstance(each, Failure) for each in values):
+            value = (number + sum(each for each in values if isinstance(each, int))) % _LARGE
+        self._refs.append((large.options(**self._where()).remote(number, *refs), value))
 
     def _submit_nested(self) -> None:
         """Refs inside a list: the task fetches them itself."""
@@ -357,7 +387,7 @@ class Driver:
         if len(self._actors) >= 3:
             self._actors.pop(self.random.randrange(len(self._actors)))
         name = f"account{self._number()}"
-        options = {}
+        options = self._where()
         if self._actor_cpus < self._cpus_for_actors and self.random.random() < 0.5:
             self._actor_cpus += 1  # for good: an actor that ended may still hold its CPU when the next task comes
             options["num_cpus"] = 1
@@ -559,6 +589,6 @@ def _target_of(name: str) -> Any:
     return globals()[name]._code.target
 
 
-for _name in ("task", "poison", "use_actor", "call_named", "pass_on", "pair", "Account"):
+for _name in ("task", "poison", "use_actor", "call_named", "pass_on", "pair", "large", "Account"):
     _code = globals()[_name]._code
     _code.key, _code.blob = _name, pickle.dumps(_ByName(_name))

@@ -9,8 +9,7 @@ Rules
 2. Every choice (delays, who dies, where a stream of frames is cut) comes from the one `random.Random(seed)`.
 3. Frames of one connection arrive in order; those of different connections in any order. What a process has sent just
    before it died may be lost, from any point of the stream on; what is sent to the dead is lost.
-4. A partition holds frames between two groups back until it heals (as TCP does for a short cut).
-5. An event that is only housekeeping (an idle tick) is no sign of life: when nothing else has happened for `QUIET_S`,
+4. An event that is only housekeeping (an idle tick) is no sign of life: when nothing else has happened for `QUIET_S`,
    the world is quiescent, and whoever still waits then waits for ever.
 """
 
@@ -29,6 +28,7 @@ from rlplat.runtime import refs
 from rlplat.runtime.wire import messages
 
 QUIET_S = 6.0
+"""Longer than any timer of the product that may be the cause of something."""
 _TICK_S = 0.005
 MAX_EVENTS = 10_000
 """Of one world: one that needs more is running in circles."""
@@ -145,11 +145,14 @@ class World:
         self.after_event: Callable[[], None] = lambda: None
         self.on_frame_to: dict[str, Callable[[], None]] = {}
         """Processes without a thread of their own (nodes): called when a frame is there."""
-        self.watch_frame: Callable[[str, str, bytes], None] | None = None
-        """Sees every frame that arrives, before it is handled."""
         self.on_death: Callable[[str, str], None] = lambda name, how: None
         self.on_sent: Callable[[str, str, bytes], None] = lambda sender, receiver, frame: None
         self.delay_s = 0.0005
+        self.quiet_s = QUIET_S
+        self.folder = ""
+        """Of the session folders, in which a transport looks for who is on its machine."""
+        self.elsewhere: Callable[[], list[tuple[str, str, bytes]]] = list
+        """(sender, receiver, frame) of what is under way between machines."""
         self._events: list[tuple[float, int, Callable[[], None], bool, str]] = []
         self._num_scheduled = 0
         self._num_live = 0
@@ -157,9 +160,8 @@ class World:
         self._last_life = self.now
         self._links: dict[tuple[str, str, bytes], float] = {}
         """When the last frame of each connection arrives."""
-        self._in_flight: dict[int, tuple[str, str, bytes, bytes]] = {}
+        self._in_flight: dict[int, tuple[str, str, bytes, list[bytes]]] = {}
         self._cut_frames: set[int] = set()
-        self._cuts: list[tuple[frozenset[str], float]] = []
         self._baton = threading.Lock()
         self._baton.acquire()
 
@@ -173,7 +175,7 @@ class World:
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Until nothing happens any more, or `is_over`."""
         while self._events and not is_over():
-            if not self._num_live and self.now - self._last_life > QUIET_S:
+            if not self._num_live and self.now - self._last_life > self.quiet_s:
                 return
             at, _, act, is_tick, what = heapq.heappop(self._events)
             self.now = max(self.now, at)
@@ -249,41 +251,35 @@ class World:
 
     # ---------------------------------------------------------------- network
 
-    def send(self, sender: str, receiver: str, label: bytes, frame: bytes) -> None:
+    def send(self, sender: str, receiver: str, label: bytes, parts: list[bytes]) -> None:
         """`label` is what the receiver will see of the connection."""
         if not self.processes[sender].is_alive:
             return
         link = (sender, receiver, label)
         delay = self.delay_s * self.random.expovariate(1.0)
-        at = max(self.now + delay, self._links.get(link, 0.0), self._healed_at(sender, receiver))
+        at = max(self.now + delay, self._links.get(link, 0.0))
         self._links[link] = at
         self._num_scheduled += 1
         number = self._num_scheduled
-        self._in_flight[number] = (sender, receiver, label, frame)
+        self._in_flight[number] = (sender, receiver, label, parts)
         self.after(at - self.now, lambda: self._arrive(number), what="")
-        self.on_sent(sender, receiver, frame)
+        self.on_sent(*_ends(sender, receiver, parts))
 
     def frames_in_flight(self) -> list[tuple[str, str, bytes]]:
         """(sender, receiver, frame) that may yet arrive, those in inboxes too."""
         frames = [
-            (sender, receiver, frame)
-            for number, (sender, receiver, _, frame) in self._in_flight.items()
+            _ends(sender, receiver, parts)
+            for number, (sender, receiver, _, parts) in self._in_flight.items()
             if number not in self._cut_frames
         ]
         for process in self.processes.values():
             if process.socket is not None and process.is_alive:
-                frames += [(label.decode().rstrip(">"), process.name, frame) for label, frame in process.socket.inbox]
-        return frames
-
-    def cut(self, group: frozenset[str], seconds: float) -> None:
-        """Nothing passes between `group` and the others until it heals."""
-        self._cuts.append((group, self.now + seconds))
-
-    def _healed_at(self, one: str, other: str) -> float:
-        return max((until for group, until in self._cuts if (one in group) != (other in group)), default=0.0)
+                inbox = process.socket.inbox
+                frames += [_ends(label.decode().rstrip(">"), process.name, parts) for label, parts in inbox]
+        return frames + self.elsewhere()
 
     def _arrive(self, number: int) -> None:
-        sender, receiver, label, frame = self._in_flight.pop(number)
+        sender, receiver, label, parts = self._in_flight.pop(number)
         if number in self._cut_frames:
             self._cut_frames.discard(number)
             self.note(f"{sender} -> {receiver}: lost with its sender")
@@ -293,11 +289,8 @@ class World:
             self.note(f"{sender} -> {receiver}: nobody there")
             return
         if self.trace is not None:
-            texts = ", ".join(_in_short(message) for message in messages.decode(frame))
-            self.note(f"{sender} -> {receiver}: {texts}")
-        if self.watch_frame is not None:
-            self.watch_frame(sender, receiver, frame)
-        process.socket.inbox.append((label, frame))
+            self.note(f"{sender} -> {receiver}: {told(parts)}")
+        process.socket.inbox.append((label, parts))
         if label.endswith(b">"):
             process.socket.callers.add(label)
         if receiver in self.on_frame_to:
@@ -353,6 +346,19 @@ class World:
             self.background_soon(process, tick_s, is_tick=True)
 
 
+def _ends(sender: str, receiver: str, parts: list[bytes]) -> tuple[str, str, bytes]:
+    """(sender, receiver, frame), of clients: a node that passes on has the other end's id ahead of the frame."""
+    *peer, frame = parts
+    if peer and receiver[0] == "n":
+        return sender, peer[0].decode(), frame
+    return peer[0].decode() if peer else sender, receiver, frame
+
+
+def told(parts: list[bytes]) -> str:
+    texts = ", ".join(_in_short(message) for message in messages.decode(parts[-1]))
+    return "".join(f"[{part.decode()}] " for part in parts[:-1]) + texts
+
+
 def _in_short(message: Any) -> str:
     text = repr(message)
     return text if len(text) <= 160 else text[:157] + "..."
@@ -398,14 +404,16 @@ class SimSocket:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.inbox: deque[tuple[bytes, bytes]] = deque()
+        self.inbox: deque[tuple[bytes, list[bytes]]] = deque()
         self.callers: set[bytes] = set()
         self.options: dict[int, Any] = {}
-        self._name = ""
+        self._id = self._name = self._node = ""
+        """What it is called on its machine, and in the world; the node of its machine."""
         self._connect_as = b""
         self._connected: set[bytes] = set()
         self._sending_to: bytes | None = None
-        self._frame: bytes | None = None
+        self._parts: list[bytes] = []
+        """Of the frame that is being read."""
 
     def setsockopt(self, option: int, value: Any) -> None:
         if option == zmq.CONNECT_ROUTING_ID:
@@ -418,14 +426,21 @@ class SimSocket:
         if option == zmq.EVENTS:
             return zmq.POLLOUT | (zmq.POLLIN if self.inbox else 0)
         if option == zmq.RCVMORE:
-            return int(self._frame is not None)
+            return int(bool(self._parts))
         return 0
 
     get = getsockopt
 
     def bind(self, endpoint: str) -> None:
-        self._name = endpoint.rsplit("/", 1)[1]
+        path = endpoint.removeprefix("ipc://")
+        _, session, self._id = path.rsplit("/", 2)
+        self._node = "node" if session == "session" else session
+        self._name = self._in_world(self._id)
         self._world.processes[self._name].socket = self
+        open(path, "x").close()
+
+    def _in_world(self, client: str) -> str:
+        return self._node if client == "node" else client
 
     def connect(self, endpoint: str) -> None:
         self._connected.add(self._connect_as)
@@ -441,27 +456,28 @@ class SimSocket:
             self._sending_to = label
             return
         label, self._sending_to = self._sending_to, None
-        mine = self._name.encode()
-        if label.endswith(b">"):
-            self._world.send(self._name, label[:-1].decode(), mine, bytes(data))
-        else:
-            self._world.send(self._name, label.decode(), mine + b">", bytes(data))
+        self._send(label, [bytes(data)])
 
     def send_multipart(self, parts: Any, flags: int = 0, **_: Any) -> None:
-        for part in parts:
-            self.send(part)
+        label, *rest = map(bytes, parts)
+        self.send(label)
+        self._sending_to = None
+        self._send(label, rest)
+
+    def _send(self, label: bytes, parts: list[bytes]) -> None:
+        is_answer = label.endswith(b">")
+        peer = label.removesuffix(b">").decode()
+        seen_as = self._id.encode() + (b"" if is_answer else b">")
+        self._world.send(self._name, self._in_world(peer), seen_as, parts)
 
     def recv(self, flags: int = 0, **_: Any) -> bytes:
-        if self._frame is not None:
-            frame, self._frame = self._frame, None
-            return frame
+        if self._parts:
+            return self._parts.pop(0)
         if not self.inbox:
             raise zmq.Again
-        label, self._frame = self.inbox.popleft()
+        label, parts = self.inbox.popleft()
+        self._parts = list(parts)
         return label
-
-    def recv_multipart(self, flags: int = 0, **_: Any) -> list[bytes]:
-        return [self.recv(), self.recv()]
 
     def close(self, *_: Any, **__: Any) -> None:
         pass

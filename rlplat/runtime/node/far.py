@@ -20,7 +20,7 @@ from rlplat.given.say import say
 from rlplat.runtime.core.node.leases import ZYGOTE_S, Lease
 from rlplat.runtime.core.scheduler.views import InUse
 from rlplat.runtime.link.answers import answer_as_node
-from rlplat.runtime.link.system import SYSTEM
+from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.link.trunk import AgentTrunk, Keys
 from rlplat.runtime.machine.hardware import visible_gpus
@@ -28,7 +28,9 @@ from rlplat.runtime.node.agent import Agent
 from rlplat.runtime.node.copies import Copies
 from rlplat.runtime.node.node import num_spares
 from rlplat.runtime.node.output import Console
+from rlplat.runtime.node.processes import Processes
 from rlplat.runtime.node.shell import Shell
+from rlplat.runtime.node.watch import Watch
 from rlplat.runtime.process import stacks
 from rlplat.runtime.wire import agent_messages, messages
 from rlplat.runtime.wire.messages import NODE
@@ -49,8 +51,19 @@ class _HeadsConsole(Console):
 
 
 class FarNode(Shell):
-    def __init__(self, config: dict[str, Any], orders: socket.socket, zygote: int, gpus: list[str]) -> None:
-        super().__init__(Transport(config["session"], NODE), SYSTEM)
+    def __init__(
+        self,
+        config: dict[str, Any],
+        orders: socket.socket,
+        zygote: int,
+        gpus: list[str],
+        *,
+        system: System = SYSTEM,
+        trunk: type[AgentTrunk] = AgentTrunk,
+        processes: type[Processes] = Processes,
+        watch: type[Watch] = Watch,
+    ) -> None:
+        super().__init__(Transport(config["session"], NODE, sockets=system.sockets), system)
         self._config, self._node = config, config["node"]
         self._workers: set[str] = set()
         """Those that have said hello."""
@@ -58,7 +71,7 @@ class FarNode(Shell):
         self._lease = Lease(self._clock())
         self.end = ""
         """Why it is over."""
-        self.trunk = AgentTrunk(msgspec.convert(config["keys"], Keys), self._node)
+        self.trunk = trunk(msgspec.convert(config["keys"], Keys), self._node)
         self._transport.forward = self._outward
         self._copies = Copies(config["session"], self._node, self.trunk.tell, self._post)
         self._listen_to(self.trunk)
@@ -75,6 +88,8 @@ class FarNode(Shell):
             ask_for_life=lambda worker: self._post(worker, messages.Ping()),
             on_lost=self._worker_lost,
             on_env_settled=self._env_settled,
+            processes=processes,
+            watch=watch,
         )
         self.agent.processes.console = _HeadsConsole(self.trunk)
         self.agent.kept = self._copies

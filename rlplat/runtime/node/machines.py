@@ -20,7 +20,7 @@ from rlplat.runtime.core.scheduler.events import NodeJoined
 from rlplat.runtime.core.scheduler.views import InUse
 from rlplat.runtime.link.dropped import Handler
 from rlplat.runtime.link.transport import Transport
-from rlplat.runtime.link.trunk import HeadTrunks, Keys
+from rlplat.runtime.link.trunk import HeadTrunks
 from rlplat.runtime.node.copies import Copies
 from rlplat.runtime.node.head import AgentOrders, Head
 from rlplat.runtime.wire import agent_messages, messages
@@ -91,14 +91,14 @@ class _Grave:
 class Machines:
     def __init__(
         self,
-        keys: Keys,
+        trunks: HeadTrunks,
         head: Head,
         transport: Transport,
         clock: Callable[[], float],
         config: dict[str, Any],
     ) -> None:
         self._head, self._transport, self._clock = head, transport, clock
-        self.trunks = HeadTrunks(keys)
+        self.trunks = trunks
         self._versions: str = config["versions"]
         self._settings = {name: config[name] for name in _SETTINGS}
         self._far: dict[str, FarAgent] = {}

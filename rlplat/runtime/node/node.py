@@ -15,7 +15,7 @@ from rlplat.runtime.link.answers import answer_as_node
 from rlplat.runtime.link.dropped import Handler
 from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.link.transport import Transport
-from rlplat.runtime.link.trunk import Keys
+from rlplat.runtime.link.trunk import HeadTrunks, Keys
 from rlplat.runtime.machine.hardware import visible_gpus
 from rlplat.runtime.node.agent import Agent
 from rlplat.runtime.node.head import Head
@@ -37,6 +37,7 @@ class Node(Shell):
         gpus: list[str],
         *,
         system: System = SYSTEM,
+        trunks: type[HeadTrunks] = HeadTrunks,
         processes: type[Processes] = Processes,
         watch: type[Watch] = Watch,
     ) -> None:
@@ -71,7 +72,8 @@ class Node(Shell):
 
         self._machines: Machines | None = None
         if keys is not None:
-            self._machines = Machines(msgspec.convert(keys, Keys), self.head, self._transport, self._clock, config)
+            joined = trunks(msgspec.convert(keys, Keys))
+            self._machines = Machines(joined, self.head, self._transport, self._clock, config)
             self._machines.write = self.agent.processes.console.write
             self.agent.kept = self._machines.copies
             self._listen_to(self._machines.trunks)

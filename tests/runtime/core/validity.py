@@ -35,7 +35,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
 
 
 def _placements(scheduler: Scheduler) -> list[Placement]:
-    nodes = scheduler.placing.nodes.values()
+    nodes = (*scheduler.placing.nodes.values(), *scheduler.placing.leaving.values())
     queues = [queue for node in nodes for queue in (*node.waiting.values(), *node.waiting_actors.values())]
     waiting = [placement for queue in queues for placement in queue]
     having = [worker.placement for worker in scheduler.placing.workers.values() if worker.placement is not None]
@@ -105,7 +105,8 @@ def _check_placements(scheduler: Scheduler, placements: list[Placement]) -> None
             assert worker.placement.client == client and scheduler.placing.workers.get(worker.id) is worker
     num_leased = sum(worker.state == "leased" for worker in scheduler.placing.workers.values())
     assert num_leased == sum(map(len, scheduler.placing.leases.values())), "a lease is nobody's"
-    of_nodes = sum(len(node.workers) for node in scheduler.placing.nodes.values())
+    nodes = (*scheduler.placing.nodes.values(), *scheduler.placing.leaving.values())
+    of_nodes = sum(len(node.workers) for node in nodes)
     assert of_nodes == len(scheduler.placing.workers), "a worker is on no node, or on two"
 
 
