@@ -146,6 +146,8 @@ class SpaceSpec:
     obs: ObsSpec | dict[str, ObsSpec]
     """One array, or several by path; a mask is always called "action_mask" and the last of them."""
     action: ActionSpec
+    device: str = field(default="", compare=False)
+    """Where the tensors of a tensor environment are; empty for one that gives numpy arrays."""
 
     def __str__(self) -> str:
         """`Box(4) float32 -> Discrete(2)`."""

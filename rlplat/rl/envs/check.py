@@ -40,6 +40,7 @@ from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.obs_reader import observation_problems
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
 from rlplat.rl.envs.statistics import holders, told
+from rlplat.rl.envs.tensors.contract import is_tensor_env
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.envs.watchdog import Limits, StepWatchdog
 from rlplat.rl.info_metrics import numbers_of
@@ -203,12 +204,21 @@ def check_env_here(
         env = make_single_env(source, dict(env_kwargs or {}), copies, num_envs=num_envs or 2)
         if text := told([*holders(env)]):
             report.add("warning", text, is_told=True)
+        device = ""
+        if is_tensor_env(env):
+            from rlplat.rl.envs.tensors.on_host import OnHost
+
+            env = OnHost(env, source.name)
+            device = env.device
+            report.add("note", f"its tensors are on {device}")
         if is_vector_env(env):
             if num_envs is not None and env.num_envs != num_envs:
                 report.add("error", other_number(report.name, env.num_envs, num_envs))
             report.add("note", f"a vector environment, used as it is: its {env.num_envs} are num_envs_per_worker")
             with VectorEnv(env, source.name, seed=SEED, limits=limits, env_metrics=env_metrics) as vector_env:
                 _play_batched(vector_env, steps, report, beat)
+            if report.spaces is not None:
+                report.spaces = replace(report.spaces, device=device)
             return report
         probe = _Probe(source, env, report, limits, beat, env_metrics)
         try:

@@ -38,6 +38,7 @@ from rlplat.rl.envs.loops import (
 )
 from rlplat.rl.envs.names import EnvSource, resolve_env
 from rlplat.rl.envs.state import is_native_saved
+from rlplat.rl.envs.tensors.contract import attribute, is_tensor_env
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.envs.watchdog import NO_LIMITS, Limits, is_environments_own
 from rlplat.rl.seeding import sequence_of
@@ -132,6 +133,11 @@ def make_vector_env(
     with_info_mask: bool | None = None
     children = children_now() if vectorization == "async" else set()
     first: Any = make_single_env(source, kwargs, copies, num_envs=num_envs)
+    if is_tensor_env(first):
+        from rlplat.rl.envs.tensors.on_host import OnHost
+
+        first = OnHost(first, source.name)
+        facts["device"] = first.device
     if is_vector_env(first):
         if vectorization != "auto":
             raise UsageError(
@@ -214,10 +220,11 @@ def make_single_env(
         ) from error
     if cure := _not_gymnasium(env):
         raise EnvError(f"{source.name} made a {type(env).__name__}: {cure}")
-    for attribute in ("reset", "step", "observation_space", "action_space"):
-        if not hasattr(env, attribute):
+    one = "single_" if is_tensor_env(env) else ""
+    for name in ("reset", "step", f"{one}observation_space", f"{one}action_space"):
+        if attribute(env, name) is None:
             raise EnvError(
-                f"{source.name} made a {type(env).__name__}, which has no {attribute}; an environment is a "
+                f"{source.name} made a {type(env).__name__}, which has no {name}; an environment is a "
                 "gymnasium.Env (https://gymnasium.farama.org/api/env)"
             )
     return env

@@ -3,6 +3,7 @@
     Pong  pong  Pong-v5  ALE/Pong-v5  PongNoFrameskip-v4    one and the same Atari game, with rlplat's preprocessing
     external                                                simulators that connect (docs/external-simulators.md)
     TicTacToe  ConnectFour                                  a board game against an opponent (docs/alphazero.md)
+    TensorCartPole  TensorPointMass                         as torch tensors on a device (docs/tensor-environments.md)
     CartPole-v1                                             an id that gymnasium has registered
     pkg.mod:MakeEnv                                         a class or function that returns an environment
     ./my_env.py:MakeEnv                                     the same, from a file
@@ -45,6 +46,8 @@ ATARI_ROMS = (
 EXTERNAL = "external"
 """The environment whose simulators connect from elsewhere."""
 BOARD_GAMES = {name: f"rlplat.rl.envs.board_games.env:{name}" for name in ("TicTacToe", "ConnectFour")}
+TENSOR_TASKS = {name: f"rlplat.rl.envs.tensors.tasks:{name}" for name in ("TensorCartPole", "TensorPointMass")}
+SHIPPED = BOARD_GAMES | TENSOR_TASKS
 _ROM_BY_KEY = {rom.replace("_", ""): rom for rom in ATARI_ROMS}
 _ATARI_NAME = re.compile(r"(?:ALE/)?(?P<game>[A-Za-z0-9_]+?)(?:NoFrameskip|Deterministic)?(?:-v[045])?")
 _REGISTERED_ID = re.compile(r"[\w/.-]+-v\d+")
@@ -93,8 +96,8 @@ def resolve_env(env: Any) -> EnvSource:
         from rlplat.rl.envs.external.spaces_file import StandIn
 
         return EnvSource(name, "external", factory=StandIn)
-    if name in BOARD_GAMES:
-        return EnvSource(name, "factory", factory=load_class(BOARD_GAMES[name]))
+    if name in SHIPPED:
+        return EnvSource(name, "factory", factory=load_class(SHIPPED[name]))
     if ":" in name:
         return _resolve_import(name)
     import gymnasium
@@ -133,7 +136,7 @@ def env_family(name: str) -> str | None:
     for prefix, family in _FAMILY_BY_ENTRY_POINT.items():
         if entry_point.startswith(prefix):
             return family
-    return "" if spec is not None or ":" in name or name in BOARD_GAMES else None
+    return "" if spec is not None or ":" in name or name in SHIPPED else None
 
 
 def has_time_limit(name: str, env_kwargs: Mapping[str, Any]) -> bool:
@@ -185,7 +188,7 @@ def _not_found(name: str, registered: list[str]) -> str:
     games = [atari_game(rom) for rom in ATARI_ROMS]
     bases = {env_id.rsplit("-v", 1)[0]: env_id for env_id in registered}  # the last registered version of each
     stem = name.rsplit("-v", 1)[0]
-    hint = f"; did you mean '{bases[stem]}'?" if stem in bases else closest(name, [*registered, *games, *BOARD_GAMES])
+    hint = f"; did you mean '{bases[stem]}'?" if stem in bases else closest(name, [*registered, *games, *SHIPPED])
     return (
         f"no environment is called '{name}'{hint or ';'} a name is an id that gymnasium has registered "
         "(CartPole-v1), an Atari game (Pong), pkg.mod:MakeEnv, or ./file.py:MakeEnv; for an id that a module of yours "

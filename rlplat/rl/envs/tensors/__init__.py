@@ -1,0 +1,1 @@
+"""Environments whose observations, rewards and ends are torch tensors on one device."""
