@@ -77,7 +77,7 @@ class PolicyConfig(Section):
     activation: Activation = "tanh"
     """Non-linearity of the MLP."""
     layer_norm: bool = False
-    """Normalise every layer of the MLP before its activation (Ba et al. 2016)."""
+    """Normalise every layer before its activation (Ba et al. 2016); convolutions over the channels of each pixel."""
     share_encoder: Literal["auto"] | bool = "auto"
     """One encoder for policy and value; auto: shared for images, separate for MLPs."""
     orthogonal_init: bool = True

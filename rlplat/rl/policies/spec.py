@@ -100,12 +100,14 @@ class PolicySpec:
         return bool(self.actor_obs) and not set(self.critic_obs) <= set(self.actor_obs)
 
     def require_used(self) -> None:
-        """ConfigError for settings of an MLP where observations are one image, for convolutions alone."""
-        for key, value in (("layer_norm", self.layer_norm), ("activation", self.activation)):
-            if "" in self.encoders and value not in (False, "tanh", "relu"):
-                raise ConfigError(
-                    f"policy.{key}={value} is for MLPs, but observations {self.obs} go into {self.encoder}: omit it"
-                )
+        """ConfigError for settings that the encoder of an image does not have."""
+        if "" in self.encoders and self.activation not in ("tanh", "relu"):
+            raise ConfigError(
+                f"policy.activation={self.activation} is for MLPs, but observations {self.obs} go into {self.encoder}: "
+                "omit it"
+            )
+        if self.layer_norm and "impala_cnn" in self.encoders.values():
+            raise ConfigError("policy.layer_norm=true is for MLPs and the other CNNs, not for impala_cnn: omit it")
 
     @property
     def has_mask(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Activation
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.spaces import ObsSpec, obs_leaves
 from rlplat.rl.tf import tf
 from rlplat.rl.tf.layers import Conv, LayerNorm, Linear
 
@@ -29,8 +29,7 @@ def make_encoder(spec: PolicySpec, compute_dtype: tf.DType = tf.float32) -> Any:
         return TreeEncoder(spec, compute_dtype)
     if "" not in spec.encoders:
         return MLPEncoder(spec.obs.num_features, spec, leaf=spec.obs)
-    spec.require_used()
-    return _ENCODERS[spec.encoder](spec.obs, compute_dtype)
+    return _image_encoder(spec, "", compute_dtype)
 
 
 ACTIVATIONS: dict[Activation, Any] = {
@@ -96,7 +95,7 @@ class NatureCNN(_Pixels):
     NUM_FEATURES = 512
     PADDING = 0
 
-    def __init__(self, image: ObsSpec, compute_dtype: tf.DType) -> None:
+    def __init__(self, image: ObsSpec, compute_dtype: tf.DType, layer_norm: bool = False) -> None:
         super().__init__(image, compute_dtype)
         channels, *sides = image.channels_height_width
         for number, (size, kernel, stride) in enumerate(self.CONVOLUTIONS, 1):
@@ -105,6 +104,8 @@ class NatureCNN(_Pixels):
         height, width = sides
         self.linear = Linear(channels * height * width, self.NUM_FEATURES)
         self.num_features = self.NUM_FEATURES
+        sizes = [*(size for size, _, _ in self.CONVOLUTIONS), self.NUM_FEATURES]
+        self.norms = [LayerNorm(size) for size in sizes] if layer_norm else None
 
     def __call__(self, obs: tf.Tensor) -> tf.Tensor:
         dtype = self.compute_dtype
@@ -113,9 +114,11 @@ class NatureCNN(_Pixels):
         for number in range(1, len(self.CONVOLUTIONS) + 1):
             if self.PADDING:  # not padding="SAME": see ImpalaCNN
                 features = tf.pad(features, edges)
-            features = tf.nn.relu(getattr(self, f"conv{number}")(features, dtype, scale=scale))
+            features = getattr(self, f"conv{number}")(features, dtype, scale=scale)
+            features = tf.nn.relu(features if self.norms is None else self.norms[number - 1](features))
             scale = 1.0
-        features = tf.nn.relu(self.linear(_flattened(features), dtype))
+        features = self.linear(_flattened(features), dtype)
+        features = tf.nn.relu(features if self.norms is None else self.norms[-1](features))
         return tf.cast(features, tf.float32)
 
 
@@ -179,7 +182,7 @@ class TreeEncoder(tf.Module):
         # Private: TensorFlow would wrap a dict whose keys have slashes, and a spec holds no variables.
         self._leaves = tuple((path, leaf) for path, leaf in spec.obs.items() if leaf.kind != "mask")
         self._image_paths = tuple(spec.encoders)
-        self.images = [_ENCODERS[name](spec.obs[path], compute_dtype) for path, name in spec.encoders.items()]
+        self.images = [_image_encoder(spec, path, compute_dtype) for path in spec.encoders]
         num_numbers = sum(leaf.num_features for path, leaf in self._leaves if path not in self._image_paths)
         num_inputs = num_numbers + sum(encoder.num_features for encoder in self.images)
         self.mlp = MLPEncoder(num_inputs, spec)
@@ -210,6 +213,12 @@ _ENCODERS: dict[str, type[NatureCNN | ImpalaCNN]] = {
     "grid_cnn": GridCNN,
     "impala_cnn": ImpalaCNN,
 }
+
+
+def _image_encoder(spec: PolicySpec, path: str, compute_dtype: tf.DType) -> Any:
+    spec.require_used()
+    leaf, more = obs_leaves(spec.obs)[path], {"layer_norm": True} if spec.layer_norm else {}
+    return _ENCODERS[spec.encoders[path]](leaf, compute_dtype, **more)
 
 
 def _channels_last(images: tf.Tensor, layout: str) -> tf.Tensor:

@@ -61,7 +61,8 @@ class LayerNorm(tf.Module):
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         mean = tf.reduce_mean(x, axis=-1, keepdims=True)
         variance = tf.reduce_mean(tf.square(x - mean), axis=-1, keepdims=True)
-        return (x - mean) * tf.math.rsqrt(variance + self.EPSILON) * self.weight + self.bias
+        weight, bias = tf.cast(self.weight, x.dtype), tf.cast(self.bias, x.dtype)
+        return (x - mean) * tf.math.rsqrt(variance + self.EPSILON) * weight + bias
 
 
 def orthogonal(shape: tuple[int, ...], gain: float) -> np.ndarray:

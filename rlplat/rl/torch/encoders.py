@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 from rlplat.rl.class_path import load_class
 from rlplat.rl.interfaces import Activation
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.spaces import ObsSpec
+from rlplat.rl.spaces import ObsSpec, obs_leaves
 from rlplat.rl.torch.device import Linear
 
 _IMAGES_AT_ONCE = 32
@@ -36,8 +36,7 @@ def make_encoder(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -
         return TreeEncoder(spec, compute_dtype)
     if "" not in spec.encoders:
         return MLPEncoder(spec.obs.num_features, spec, leaf=spec.obs)
-    spec.require_used()
-    return IMAGE_ENCODERS[spec.encoder](spec.obs, compute_dtype)
+    return image_encoder(spec, "", compute_dtype)
 
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -128,7 +127,8 @@ class NatureCNN(_Pixels):
     NUM_FEATURES = 512
     PADDING = 0
 
-    def __init__(self, image: ObsSpec, compute_dtype: torch.dtype) -> None:
+    def __init__(self, image: ObsSpec, compute_dtype: torch.dtype, layer_norm: bool = False) -> None:
+        """layer_norm: over the channels of each pixel, before the activation (PQN, Gallici et al. 2024)."""
         super().__init__(image, compute_dtype)
         channels, *sides = image.channels_height_width
         for number, (size, kernel, stride) in enumerate(self.CONVOLUTIONS, 1):
@@ -139,6 +139,8 @@ class NatureCNN(_Pixels):
         height, width = sides
         self.linear = nn.Linear(channels * height * width, self.NUM_FEATURES)
         self.num_features = self.NUM_FEATURES
+        sizes = [*(size for size, _, _ in self.CONVOLUTIONS), self.NUM_FEATURES]
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in sizes) if layer_norm else None
 
     @property
     def convs(self) -> list[nn.Conv2d]:
@@ -161,10 +163,18 @@ class NatureCNN(_Pixels):
             features = F.conv2d(
                 features, kernel.to(dtype), conv.bias.to(dtype), stride=conv.stride, padding=self.PADDING
             )
-            features = F.relu_(features)
+            features = F.relu_(self._normalized(features, number))
         features = F.linear(_flat(features), self.linear.weight.to(dtype), self.linear.bias.to(dtype))
-        features = F.relu_(features)
+        features = F.relu_(self._normalized(features, -1))
         return features.float()
+
+    def _normalized(self, features: Tensor, number: int) -> Tensor:
+        """[N, C, H, W] or [N, C], over C."""
+        if self.norms is None:
+            return features
+        norm: Any = self.norms[number]
+        weight, bias = (each.to(self.compute_dtype) for each in (norm.weight, norm.bias))
+        return F.layer_norm(features.movedim(1, -1), weight.shape, weight, bias, norm.eps).movedim(-1, 1)
 
 
 class SmallCNN(NatureCNN):
@@ -235,7 +245,7 @@ class TreeEncoder(nn.Module):
         assert isinstance(spec.obs, dict)
         self.leaves = {path: leaf for path, leaf in spec.obs.items() if leaf.kind != "mask"}
         self.image_paths = tuple(spec.encoders)
-        encoders = [IMAGE_ENCODERS[name](spec.obs[path], compute_dtype) for path, name in spec.encoders.items()]
+        encoders = [image_encoder(spec, path, compute_dtype) for path in spec.encoders]
         self.images = nn.ModuleList(encoders)
         num_numbers = sum(leaf.num_features for path, leaf in self.leaves.items() if path not in spec.encoders)
         num_inputs = num_numbers + sum(each.num_features for each in encoders)
@@ -275,6 +285,13 @@ IMAGE_ENCODERS: dict[str, type[NatureCNN | ImpalaCNN]] = {
     "grid_cnn": GridCNN,
     "impala_cnn": ImpalaCNN,
 }
+
+
+def image_encoder(spec: PolicySpec, path: str, compute_dtype: torch.dtype) -> Any:
+    """Of the image at this path."""
+    spec.require_used()
+    leaf, more = obs_leaves(spec.obs)[path], {"layer_norm": True} if spec.layer_norm else {}
+    return IMAGE_ENCODERS[spec.encoders[path]](leaf, compute_dtype, **more)
 
 
 def folded(obs: Tensor, layout: str) -> Tensor:

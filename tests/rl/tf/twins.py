@@ -60,6 +60,7 @@ SPECS: dict[str, Callable[[], PolicySpec]] = {
     "multi_discrete obs": lambda: spec_of(SpaceSpec(TREE["1/x"], DISCRETE)),
     "tree": lambda: spec_of(SpaceSpec(TREE, DISCRETE)),
     "nature": lambda: spec_of(SpaceSpec(IMAGE, DISCRETE)),
+    "nature normalised": lambda: spec_of(SpaceSpec(IMAGE, DISCRETE), layer_norm=True),
     "nature HWC": lambda: spec_of(SpaceSpec(ObsSpec("image", (52, 44, 3), "uint8", "HWC"), DISCRETE)),
     "stack THWC": lambda: spec_of(SpaceSpec(ObsSpec("image", (2, 40, 37, 3), "uint8", "THWC"), DISCRETE)),
     "grid, bounds by channel": lambda: spec_of(

@@ -51,11 +51,36 @@ def test_layers_are_normalised_before_they_are_activated() -> None:
     torch.testing.assert_close(encoder(obs), x * x.sigmoid())
 
 
-@pytest.mark.parametrize("setting", [{"layer_norm": True}, {"activation": "elu"}])
-def test_settings_of_an_mlp_are_refused_where_there_is_none(setting: dict[str, Any]) -> None:
-    (key, value), spec = next(iter(setting.items())), make_spec(PONG, **setting)
-    with pytest.raises(ConfigError, match=f"policy.{key}={value} is for MLPs, but .* nature_cnn: omit it"):
-        make_network(spec)
+def test_convolutions_are_normalised_over_the_channels_of_each_pixel() -> None:
+    spec = make_spec(PONG, encoder="small_cnn", layer_norm=True)
+    encoder, obs = make_encoder(spec), tensors(spec, 3)
+    with torch.no_grad():
+        for norm in encoder.norms:
+            norm.weight.uniform_(0.5, 2.0)
+            norm.bias.uniform_(-1.0, 1.0)
+
+    def activated(x: Any, norm: Any) -> Any:
+        shape = (1, -1, 1, 1)[: x.dim()]
+        deviation = (x.var(dim=1, correction=0, keepdim=True) + 1e-5).sqrt()
+        return F.relu((x - x.mean(dim=1, keepdim=True)) / deviation * norm.weight.view(shape) + norm.bias.view(shape))
+
+    first, second, third = encoder.norms
+    x = activated(F.conv2d(obs / 255.0, encoder.conv1.weight, encoder.conv1.bias, stride=4), first)
+    x = activated(F.conv2d(x, encoder.conv2.weight, encoder.conv2.bias, stride=2), second)
+    x = activated(F.linear(x.flatten(1), encoder.linear.weight, encoder.linear.bias), third)
+    torch.testing.assert_close(encoder(obs), x, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "setting, match",
+    [
+        ({"activation": "elu"}, "policy.activation=elu is for MLPs, but .* nature_cnn: omit it"),
+        ({"layer_norm": True, "encoder": "impala_cnn"}, "policy.layer_norm=true is for .* not for impala_cnn"),
+    ],
+)
+def test_settings_that_an_image_encoder_does_not_have_are_refused(setting: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make_network(make_spec(PONG, **setting))
 
 
 def one_hot(choice: int, n: int) -> list[float]:
