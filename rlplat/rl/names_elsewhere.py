@@ -156,7 +156,7 @@ _OTHERS = {
     "lr_critic vf_lr": Ours("critic_learning_rate"),
     "stepsize step_size optim_stepsize": Ours("learning_rate"),
     "discount_factor": Ours("discount"),
-    "lam": Ours("gae_lambda"),
+    "lam": Ours("gae_lambda q_lambda"),
     "mini_batch_size minibatch": Ours("minibatch_size batch_size"),
     "nminibatches": Ours("minibatch_size batch_size", "rows, not the number of minibatches"),
     "epochs noptepochs": Ours("num_epochs"),

@@ -120,6 +120,7 @@ CASES = [  # others: tests/outsiders/test_onnx_tools.py, which writes files of t
     ("ppo", "multi", {}),
     ("dqn", "choices", {"noisy": True, "dueling": True, "distributional": "qr"}),
     ("r2d2", "discrete", {"policy": {"core": "lstm", **CORE}, "normalize_observations": True}),
+    ("pqn", "info", {}),
     ("impala", "dict", {"policy": {"core": "lstm", **CORE}}),
     ("es", "box", {}),
     ("mbpo", "box", {}),

@@ -61,6 +61,7 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.algorithms.impala",
         "rlplat.algorithms.mbpo",
         "rlplat.algorithms.ppo",
+        "rlplat.algorithms.pqn",
         "rlplat.algorithms.r2d2",
         "rlplat.algorithms.sac",
         "rlplat.algorithms.td3",

@@ -161,6 +161,7 @@ def test_every_algorithm_has_its_families() -> None:
         "ppo": {"_atari", "_mujoco", "_classic"},
         "a3c": {"_atari", "_mujoco", "_classic"},
         "dqn": {"_atari", "_classic"},  # Discrete actions only
+        "pqn": {"_atari", "_classic"},
         "es": {"_mujoco", "_classic"},  # vectors only
         "impala": {"_atari"},
         "alphazero": set(),  # board games, of which each has its own

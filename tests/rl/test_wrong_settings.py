@@ -18,6 +18,7 @@ from rlplat.algorithms.es import ESConfig
 from rlplat.algorithms.impala import ImpalaConfig
 from rlplat.algorithms.mbpo import MBPOConfig
 from rlplat.algorithms.ppo import PPOConfig
+from rlplat.algorithms.pqn import PQNConfig
 from rlplat.algorithms.sac import SACConfig
 from rlplat.algorithms.td3 import TD3Config
 from rlplat.cli.settings import rows_of
@@ -36,6 +37,7 @@ CONFIGS: dict[str, type[BaseModel]] = {
     "ppo": PPOConfig, "a3c": A3CConfig, "dqn": DQNConfig, "es": ESConfig, "sac": SACConfig, "td3": TD3Config,
     "impala": ImpalaConfig,
     "mbpo": MBPOConfig,
+    "pqn": PQNConfig,
     "alphazero": AlphaZeroConfig,
 }  # fmt: skip
 SCHEDULE = "or a schedule of such numbers, {schedule: linear, start: A, end: B}"

@@ -52,9 +52,8 @@ def choose_actions(
     how many are used does not depend on it.
     """
     num_rows, num_actions = q_values.shape
-    mask = obs[MASK] if isinstance(obs, dict) and MASK in obs else None
-    legal = q_values if mask is None else np.where(mask, q_values, -np.inf)
-    greedy = legal.argmax(axis=1)
+    mask = _mask_of(obs)
+    greedy = _greedy(q_values, mask)
     draws = rng.random((2, num_rows))
     if mask is None:
         random = (draws[1] * num_actions).astype(np.int64)
@@ -65,6 +64,19 @@ def choose_actions(
     actions = np.where(draws[0] < epsilon, random, greedy)
     rows = np.arange(num_rows)
     return actions, q_values[rows, actions], q_values[rows, greedy]
+
+
+def largest_legal(q_values: Array, obs: Obs) -> Array:
+    """float32[B]: max_a Q(obs, a) over the legal actions."""
+    return q_values[np.arange(len(q_values)), _greedy(q_values, _mask_of(obs))]
+
+
+def _greedy(q_values: Array, mask: Array | None) -> Array:
+    return (q_values if mask is None else np.where(mask, q_values, -np.inf)).argmax(axis=1)
+
+
+def _mask_of(obs: Obs) -> Array | None:
+    return obs[MASK] if isinstance(obs, dict) and MASK in obs else None
 
 
 def lane_epsilons(num_lanes: int, base: float = 0.4, exponent: float = 7.0) -> Any:
@@ -105,7 +117,7 @@ class RandomActions:
 
     def drawn(self, num_rows: int, obs: Obs) -> Array:
         """One for every row of observations, as `PolicyOutput.actions`."""
-        mask = obs[MASK] if isinstance(obs, dict) and MASK in obs else None
+        mask = _mask_of(obs)
         like = empty_actions(self._action, num_rows)
         return self._draw(num_rows, mask).reshape(like.shape).astype(like.dtype)
 

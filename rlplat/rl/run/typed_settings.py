@@ -191,10 +191,10 @@ class CommonSettings(TypedDict, total=False):
     checkpoint_period_s: float
     stop: StopSettings | StopConfig
     expect: ExpectSettings | ExpectConfig
-    weight_decay: float
 
 
 class AdamWSettings(CommonSettings, total=False):
+    weight_decay: float
     max_gradient_norm: float | None
     normalize_observations: bool
 
@@ -205,11 +205,13 @@ class DataSettings(AdamWSettings, total=False):
     adam_epsilon: float
 
 
-class OnPolicySettings(AdamWSettings, total=False):
+class OnPolicySettings(CommonSettings, total=False):
     policy: PolicySettings | PolicyConfig
     value_coef: float
+    max_gradient_norm: float | None
     clip_rewards: bool
     normalize_rewards: bool
+    normalize_observations: bool
     rollout_length: int
 
 
@@ -220,6 +222,7 @@ class BCSettings(DataSettings, total=False):
 
 
 class RMSPropSettings(OnPolicySettings, total=False):
+    weight_decay: float
     optimizer_epsilon: float
     rmsprop_decay: float
     epsilon_inside_root: bool
@@ -256,10 +259,22 @@ class ESSettings(CommonSettings, total=False):
     optimizer: Literal["adam", "sgd"]
     momentum: float
     adam_epsilon: float
+    weight_decay: float
     normalize_observations: bool
     obs_gathering_probability: float
     linear_policy: bool
     sample_actions: bool
+
+
+class PQNSettings(OnPolicySettings, total=False):
+    evaluation: QEvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    num_epochs: int
+    minibatch_size: int
+    q_lambda: float
+    epsilon: ScheduleSetting
+    adam_epsilon: float
+    multi_agent: MultiAgentSettings | MultiAgentConfig
 
 
 class RecordedSettings(ContinuousSettings, total=False):
@@ -287,6 +302,7 @@ class AlphaZeroSettings(CommonSettings, total=False):
     learning_starts: int
     replay_capacity: int
     use_symmetries: bool
+    weight_decay: float
     adam_epsilon: float
     max_gradient_norm: float | None
 
@@ -371,6 +387,7 @@ class CrossQSettings(SACSettings, total=False):
 class PPOSettings(OnPolicySettings, total=False):
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+    weight_decay: float
     num_epochs: int
     minibatch_size: int
     gae_lambda: float
@@ -483,6 +500,7 @@ class AnySettings(AnyDQNSettings, AnyTD3Settings, AnySACSettings, RecordedSettin
     desired_kl: float | None
     dual_clip: float | None
     overlap_sampling: Literal["auto"] | bool
+    q_lambda: float
     alpha: float
     num_critics: int
     num_quantiles: int

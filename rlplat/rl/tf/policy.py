@@ -9,7 +9,7 @@ import numpy as np
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import obs_rows, take_obs
-from rlplat.rl.policies.exploration import EpsilonGreedy
+from rlplat.rl.policies.exploration import EpsilonGreedy, largest_legal
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.saved import Saved
 from rlplat.rl.tf import tf
@@ -174,9 +174,8 @@ class TfQPolicy(ActingNetwork):
         return self.exploration.choose(q_values, obs, deterministic=deterministic)
 
     def values(self, obs: Obs) -> Array:
-        """obs: [B, ...] -> float32[B]: the largest Q; the core's state is used and left as it is."""
-        largest: Array = self.q_values(obs).max(axis=1)
-        return largest
+        """obs: [B, ...] -> float32[B]: the largest Q of a legal action; the core's state is used and left as it is."""
+        return largest_legal(self.q_values(obs), obs)
 
     def q_values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B, A], without noise."""

@@ -110,14 +110,24 @@ class ActorCriticNet:
     """
 
     def __init__(self, config: Any, spec: PolicySpec, seed: np.random.SeedSequence, **where: Any) -> None:
-        """where: of `actor_critic_trainee`."""
-        from rlplat.rl.torch.trainee import actor_critic_trainee
-
+        """where: of `make_trainee`."""
         self.config = config
-        self.trainee = actor_critic_trainee(config, spec, seed, **where)
+        self.trainee = self.make_trainee(config, spec, seed, **where)
         self.device, self.network = self.trainee.device, self.trainee.network
         self._spec = spec
         self._names: tuple[str, ...] = ()
+
+    def make_trainee(self, config: Any, spec: PolicySpec, seed: np.random.SeedSequence, **where: Any) -> Any:
+        """The network and its optimizer; where: of `actor_critic_trainee`."""
+        from rlplat.rl.torch.trainee import actor_critic_trainee
+
+        return actor_critic_trainee(config, spec, seed, **where)
+
+    def decisions(self, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """(actions, their log-probabilities, values) by the network, of what it takes."""
+        distribution, values, _ = self.network(*inputs)
+        actions = distribution.mode()
+        return actions, distribution.log_prob(actions), values
 
     def loss(self, network: Any, minibatch: Any, config: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """(the loss, numbers about it by name). minibatch: a `Minibatch`; config: schedules in it are the numbers that
@@ -170,11 +180,8 @@ class ActorCriticNet:
         flat = map_obs(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), obs)
         with torch.no_grad():
             given = (torch.from_numpy(each).to(self.device) if state.size else None for each in (state, starts))
-            distribution, values, _ = self.network(self._inputs(flat), *given)
-            actions = distribution.mode()
-            log_probs, actions, values = (
-                each.cpu().numpy().reshape(T, B, *each.shape[1:])
-                for each in (distribution.log_prob(actions), actions, values)
+            actions, log_probs, values = (
+                each.cpu().numpy().reshape(T, B, *each.shape[1:]) for each in self.decisions(self._inputs(flat), *given)
             )
         batch = SampleBatch.empty(T, map_obs(lambda leaf: leaf[0], obs), actions[0])
         batch.obs, batch.actions, batch.log_probs, batch.values, batch.core_state = (

@@ -1,4 +1,4 @@
-"""Adam and AdamW on torch's fused kernels, with the clipping of the gradient norm folded into the pass over the
+"""Adam, AdamW and RAdam on torch's fused kernels, with the clipping of the gradient norm folded into the pass over the
 gradients, and RMSProp.
 
 Why not `torch.optim.Adam`: making one imports `torch._dynamo`, a second of every start, and its Python around the same
@@ -71,8 +71,9 @@ class Adam:
         self._calls += 1
         self._skipped += is_skipped
         step = self._calls - self._skipped
+        factor, epsilon = self._pace()
         columns = (self._parameters, gradients, self._means, self._squares)
-        groups: list[tuple[Any, float]] = [(columns, learning_rate)]
+        groups: list[tuple[Any, float]] = [(columns, learning_rate * factor)]
         if critic_rate is not None:
             groups = [
                 ([[column[index] for index in indices] for column in columns], rate)
@@ -90,7 +91,7 @@ class Adam:
                 beta1=self._betas[0],
                 beta2=self._betas[1],
                 weight_decay=self._weight_decay,
-                eps=self._epsilon,
+                eps=epsilon,
                 amsgrad=False,
                 maximize=False,
                 grad_scale=scale,
@@ -99,6 +100,10 @@ class Adam:
         if self._calls % SILENCE_PERIOD == 0:
             _silence(self._means + self._squares)
         return norms
+
+    def _pace(self) -> tuple[float, float]:
+        """(what this step's learning rate is multiplied by, its epsilon)"""
+        return 1.0, self._epsilon
 
     def get_state(self) -> dict[str, dict[str, Any]]:
         """`step`, `exp_avg` (first moment), `exp_avg_sq` (second) by parameter name, as numpy."""
@@ -116,6 +121,33 @@ class Adam:
             self._calls = int(kept["step"])
             for tensor, key in ((mean, "exp_avg"), (square, "exp_avg_sq")):
                 tensor.copy_(torch.from_numpy(np.array(kept[key])))
+
+
+class RAdam(Adam):
+    """Liu et al. 2020, algorithm 2: no warm-up of the learning rate is needed. Steps that changed nothing count in the
+    rectification: how many there were is known to the device alone."""
+
+    INFINITE = 1e12
+    """As an epsilon it outweighs the root of the second moment: what is left of the step is momentum."""
+
+    def _pace(self) -> tuple[float, float]:
+        beta, t = self._betas[1], self._calls
+        longest = 2.0 / (1.0 - beta) - 1.0
+        length = longest - 2.0 * t * beta**t / (1.0 - beta**t)
+        if length <= 5.0:  # the variance of the adaptive learning rate is not known yet
+            return self.INFINITE, self.INFINITE
+        rectified = (length - 4.0) * (length - 2.0) * longest / ((longest - 4.0) * (longest - 2.0) * length)
+        return math.sqrt(rectified), self._epsilon
+
+    def get_state(self) -> dict[str, dict[str, Any]]:
+        calls = {"calls": np.array(self._calls)}
+        return {name: kept | calls for name, kept in super().get_state().items()}
+
+    def set_state(self, state: dict[str, dict[str, Any]]) -> None:
+        super().set_state(state)
+        calls = int(state[self._names[0]]["calls"])
+        self._skipped += calls - self._calls
+        self._calls = calls
 
 
 class RMSProp:

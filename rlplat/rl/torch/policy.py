@@ -13,7 +13,7 @@ from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import map_obs, obs_rows
 from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor
-from rlplat.rl.policies.exploration import EpsilonGreedy
+from rlplat.rl.policies.exploration import EpsilonGreedy, largest_legal
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.spaces import obs_leaves
@@ -182,9 +182,8 @@ class TorchQPolicy(ActingNetwork):
         return self.exploration.choose(q_values, obs, deterministic=deterministic)
 
     def values(self, obs: Obs) -> Array:
-        """obs: [B, ...] -> float32[B]: the largest Q; the core's state is used and left as it is."""
-        largest: Array = self.q_values(obs).max(axis=1)
-        return largest
+        """obs: [B, ...] -> float32[B]: the largest Q of a legal action; the core's state is used and left as it is."""
+        return largest_legal(self.q_values(obs), obs)
 
     def q_values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B, A], without noise."""

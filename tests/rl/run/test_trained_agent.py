@@ -84,6 +84,7 @@ FIXED = {"arm": (np.zeros((1, 2), np.float32), np.zeros(2, np.int64)), "lamps": 
 SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"rollout_length": 8, "num_envs_per_worker": 2, "minibatch_size": 8, "num_epochs": 1},
     "a3c": {"rollout_length": 64, "num_envs_per_worker": 2, "updates_per_report": 1},
+    "pqn": {"rollout_length": 8, "num_envs_per_worker": 2, "minibatch_size": 8, "num_epochs": 1},
     "dqn": {"num_envs_per_worker": 2, "replay_capacity": 256, "learning_starts": 8, "batch_size": 4},
     "r2d2": {
         "num_envs_per_worker": 2,
@@ -164,6 +165,7 @@ CASES = [
     ("dqn", "discrete", NORMAL),
     ("dqn", "choices", {}),
     ("dqn", "dict", {}),
+    ("pqn", "info", NORMAL),
     ("r2d2", "discrete", LSTM),
     ("es", "discrete", NORMAL),
     ("es", "box", {"normalize_observations": False}),
