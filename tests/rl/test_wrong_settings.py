@@ -18,7 +18,6 @@ from rlplat.algorithms.es import ESConfig
 from rlplat.algorithms.impala import ImpalaConfig
 from rlplat.algorithms.mbpo import MBPOConfig
 from rlplat.algorithms.ppo import PPOConfig
-from rlplat.algorithms.pqn import PQNConfig
 from rlplat.algorithms.sac import SACConfig
 from rlplat.algorithms.td3 import TD3Config
 from rlplat.cli.settings import rows_of
@@ -27,7 +26,7 @@ from rlplat.errors import ConfigError
 from rlplat.rl.names_elsewhere import TABLES
 from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.run import registry
-from rlplat.rl.run.registry import shipped_configs
+from rlplat.rl.run.registry import algorithm_homes, load_algorithm, shipped_configs
 from rlplat.rl.run.training_plan import plan_training
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 from rlplat.rl.unused_settings import announcement
@@ -37,7 +36,6 @@ CONFIGS: dict[str, type[BaseModel]] = {
     "ppo": PPOConfig, "a3c": A3CConfig, "dqn": DQNConfig, "es": ESConfig, "sac": SACConfig, "td3": TD3Config,
     "impala": ImpalaConfig,
     "mbpo": MBPOConfig,
-    "pqn": PQNConfig,
     "alphazero": AlphaZeroConfig,
 }  # fmt: skip
 SCHEDULE = "or a schedule of such numbers, {schedule: linear, start: A, end: B}"
@@ -175,7 +173,8 @@ def test_what_becomes_of_a_number_that_counts_something_else_is_said(config: str
 
 
 def test_every_suggestion_is_a_setting_of_some_algorithm() -> None:
-    known = {row["key"] for config in CONFIGS.values() for row in rows_of(config)}
+    configs = [load_algorithm(name).config_class for name in algorithm_homes()]
+    known = {row["key"] for config in configs for row in rows_of(config)}
     known |= {key.rpartition(".")[0] for key in known} | {"env_kwargs.wrappers"}
     assert {name for table in TABLES.values() for ours in table.values() for name in ours.names.split()} <= known
 
