@@ -48,6 +48,12 @@ REACHING: dict[str, Any] = {
 }
 
 
+OPTIONS: dict[str, Any] = {
+    "weight_decay": 0.01,
+    "learning_rate": {"schedule": "cosine", "start": 1e-3, "end": 0.0, "horizon": 200},
+    "critic_learning_rate": {"schedule": "linear", "start": 2e-3, "end": 1e-3, "horizon": 150},
+    "policy": {"hidden_sizes": [16], "critic_hidden_sizes": [12, 12], "layer_norm": True, "activation": "mish"},
+}
 RENORMED: dict[str, Any] = {
     "policy": {"hidden_sizes": [16], "critic_hidden_sizes": [24]},
     "renorm_warmup": 10,
@@ -88,9 +94,9 @@ def test_golden_losses(runtime: None, name: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        (SAC, {"normalize_observations": True}),
+        (SAC, OPTIONS | {"normalize_observations": True}),
         (SAC, REACHING),
-        (TD3, {}),
+        (TD3, OPTIONS),
         (TQC, {"num_critics": 3, "num_quantiles": 7}),
         (CrossQ, RENORMED),
     ],
