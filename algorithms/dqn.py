@@ -223,16 +223,16 @@ def c51_projection(returns: Tensor, discounts: Tensor, next_probs: Tensor, suppo
 
 def quantile_huber_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
     """float32[N]: sum_i mean_j |tau_i - 1{u_ij < 0}| huber(u_ij), u_ij = target_j - quantile_i, tau_i the middle of the
-    i-th of Z equal parts of [0, 1] (Dabney et al. 2018, eq. 10, kappa = 1). quantiles, targets: float32[N, Z]."""
+    i-th of Z equal parts of [0, 1] (Dabney et al. 2018, eq. 10, kappa = 1). quantiles: float32[N, Z]; targets:
+    float32[N, any]."""
     import torch
+    from torch.nn.functional import huber_loss
 
     Z = quantiles.shape[1]
-    taus = (torch.arange(Z, device=quantiles.device) + 0.5) / Z
-    errors = targets.unsqueeze(1) - quantiles.unsqueeze(2)  # [N, i, j]
-    sizes = errors.abs()
-    huber = torch.where(sizes <= 1.0, 0.5 * errors**2, sizes - 0.5)
-    weights = (taus.view(1, Z, 1) - (errors.detach() < 0).float()).abs()
-    return (weights * huber).mean(dim=2).sum(dim=1)
+    taus = ((torch.arange(Z, device=quantiles.device) + 0.5) / Z).view(1, Z, 1)
+    own, wanted = torch.broadcast_tensors(quantiles.unsqueeze(2), targets.unsqueeze(1))  # [N, i, j]
+    weights = torch.where(wanted < own.detach(), 1.0 - taus, taus)
+    return (weights * huber_loss(own, wanted, reduction="none")).mean(dim=2).sum(dim=1)
 
 
 class TorchDQN(Saved):
