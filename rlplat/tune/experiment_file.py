@@ -253,7 +253,7 @@ def _refuse_other_forms(layer: Layer, path: str) -> None:
         name = next(iter(values))
         raise ConfigError(
             f"{path} is in the form of RLlib's files: put '{name}' and its siblings below `runs:`, and write "
-            "`trainable: ppo` for `run: PPO`, `config: {env: ...}` for `env: ...` (docs/tuning.md)"
+            "`trainable: ppo` for `run: PPO`, `config: {env: ...}` for `env: ...` (docs/tuning-reference.md)"
         )
 
 

@@ -26,7 +26,7 @@ def run(program: str, directory: Path) -> str:
 
 def test_the_programs_of_the_page(tmp_path: Path) -> None:
     """In one process, on one cluster."""
-    function, creators, operator, serving, tuning, *_ = BLOCKS
+    function, creators, operator, serving, tuning = BLOCKS
     operator += """
 x = torch.randn(64, 8)
 config = {"lr": 0.1, "data": TensorDataset(x, x[:, :1])}

@@ -187,8 +187,8 @@ def test_a_copy_trains_with_its_own_learning_rate(alone: Course) -> None:
 
 
 def test_the_programs_of_the_page_learn() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs/data-parallel.md"
-    creators, loop = page.read_text().split("## TensorFlow")[1].split("```python\n")[1:]
+    page = Path(__file__).resolve().parents[2] / "docs/data-parallel-tensorflow.md"
+    creators, loop = page.read_text().split("```python\n")[1:]
     program = creators.split("\nwith TFTrainer")[0] + loop.split("\nresult = ")[0]
     exec(program, names := {})
     losses = [metrics["loss"] for metrics, _ in run_alone(names["keras_loop"])]

@@ -1,4 +1,4 @@
-"""docs/serving.md: its applications are served, its client's program runs against a trained agent."""
+"""docs/serving.md and its reference: applications are served, the client's program runs against a trained agent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from rlplat.serve.policies.serving import serve_policy
 from tests.house.test_docs import ROOT, blocks
 from tests.serve.calling import request, train
 
-CLIENT, APPLICATION, MODELS, TENSORFLOW = blocks(ROOT / "docs" / "serving.md", "python")
+CLIENT, APPLICATION = blocks(ROOT / "docs" / "serving.md", "python")
+MODELS, TENSORFLOW = blocks(ROOT / "docs" / "serving-reference.md", "python")
 
 
 @pytest.mark.process

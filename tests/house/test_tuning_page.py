@@ -1,4 +1,4 @@
-"""docs/tuning.md and configs/tune/: programs run, experiments are sound, names exist, Ray's and ours."""
+"""docs/tuning.md, its reference and configs/tune/: programs run, experiments are sound, names exist, Ray's and ours."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from rlplat.tune.schedulers import SCHEDULERS
 from rlplat.tune.search import _OPTIONS as SEARCHERS
 from tests.house.test_docs import ROOT, blocks, run, run_block
 
-PAGE = ROOT / "docs" / "tuning.md"
-TEXT = PAGE.read_text()
+PAGES = [ROOT / "docs" / "tuning.md", ROOT / "docs" / "tuning-reference.md"]
+TEXT = "".join(page.read_text() for page in PAGES)
+PROGRAMS, EXPERIMENTS = ([block for page in PAGES for block in blocks(page, kind)] for kind in ("python", "yaml"))
 TRIAL = """
 def train(config, report):
     for step in range(1, 101):
@@ -39,9 +40,8 @@ def code(cell: str) -> list[str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", range(len(blocks(PAGE, "python"))))
-def test_every_program_of_the_page_runs_and_prints_what_it_says(tmp_path: Path, number: int) -> None:
-    block = blocks(PAGE, "python")[number]
+@pytest.mark.parametrize("block", PROGRAMS, ids=range(len(PROGRAMS)))
+def test_every_program_of_the_pages_runs_and_prints_what_it_says(tmp_path: Path, block: str) -> None:
     printed = run_block(block, tmp_path)
     for said in re.findall(r"print\(.*\)  # (\{.*\})$", block, re.MULTILINE):
         assert said in printed
@@ -49,7 +49,7 @@ def test_every_program_of_the_page_runs_and_prints_what_it_says(tmp_path: Path, 
 
 @pytest.mark.process
 def test_the_seed_example_is_the_same_in_python_and_as_a_file(tmp_path: Path) -> None:
-    program, file = blocks(PAGE, "python")[0], blocks(PAGE, "yaml")[0]
+    program, file = PROGRAMS[0], EXPERIMENTS[0]
     assert len([line for line in program.splitlines() if line]) <= 10
     (tmp_path / "my_trial.py").write_text(TRIAL)
     (tmp_path / "experiment.yaml").write_text(file)
@@ -58,11 +58,11 @@ def test_the_seed_example_is_the_same_in_python_and_as_a_file(tmp_path: Path) ->
     assert TRIAL.strip() in program
 
 
-@pytest.mark.parametrize("number", range(len(blocks(PAGE, "yaml"))))
-def test_every_experiment_of_the_page_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+@pytest.mark.parametrize("block", EXPERIMENTS, ids=range(len(EXPERIMENTS)))
+def test_every_experiment_of_the_pages_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my_trial.py").write_text(TRIAL)
-    Path("experiment.yaml").write_text(blocks(PAGE, "yaml")[number])
+    Path("experiment.yaml").write_text(block)
     for spec in load_experiments("experiment.yaml"):
         spec.checked()
 
@@ -93,7 +93,7 @@ def test_every_domain_exists_and_every_key_is_explained() -> None:
 @pytest.mark.process
 def test_a_finished_experiment_has_the_files_that_the_page_names(tmp_path: Path) -> None:
     (tmp_path / "my_trial.py").write_text(TRIAL)
-    (tmp_path / "experiment.yaml").write_text(blocks(PAGE, "yaml")[0])
+    (tmp_path / "experiment.yaml").write_text(EXPERIMENTS[0])
     run(["-m", "rlplat.cli", "tune", "experiment.yaml"], tmp_path)
     named = {name.split("/")[0] for cell, *_ in rows("The experiment's directory") for name in code(cell)}
     assert {path.name for path in (tmp_path / "runs" / "experiment").iterdir()} == named
@@ -117,7 +117,7 @@ def test_every_name_of_ray_tunes_exists() -> None:
 
 
 def test_the_experiments_of_the_page_have_the_keys_of_files() -> None:
-    for block in blocks(PAGE, "yaml"):
+    for block in EXPERIMENTS:
         assert set(parse_yaml(block, "tuning.md").values) <= {*KEYS, "runs"}
 
 
