@@ -88,6 +88,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    words = [re.sub(r"[^\w\s-]", "", LINK.sub(r"\1", heading)).strip().lower() for heading in headings]
+    return {re.sub(r"\s", "-", each) for each in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_into_pages_find_their_heading(page: Path) -> None:
+    targets = [target.partition("#") for _, target in LINK.findall(BLOCK.sub("", page.read_text())) if "#" in target]
+    files = [(page.parent / file if file else page, anchor) for file, _, anchor in targets if "://" not in file]
+    assert [(str(file), anchor) for file, anchor in files if file.suffix == ".md" and anchor not in anchors(file)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_linked_code_exists(page: Path) -> None:
     missing = []
