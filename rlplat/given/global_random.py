@@ -3,6 +3,7 @@ TensorFlow's. A fork has copies of them: every process seeds its own."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import sys
@@ -19,7 +20,8 @@ import numpy as np
 def seed_loaded(seed: int) -> None:
     """Those that are there now; what is imported later seeds itself. seed: 0 .. 2**63 - 1."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    if "numpy.random" in sys.modules:  # numpy imports it when it is first used
+        np.random.seed(seed % 2**32)
     # getattr: another thread may be in the midst of the import.
     if seeds_torch := getattr(sys.modules.get("torch"), "manual_seed", None):
         seeds_torch(seed)
@@ -30,6 +32,7 @@ def seed_loaded(seed: int) -> None:
 def seed_everything(seed: int) -> None:
     """Torch too, now or as soon as it is imported: a trial that imports it inside its function draws the same numbers
     in a new process as in one where an earlier trial has imported it."""
+    importlib.import_module("numpy.random")
     seed_loaded(seed)
     if "torch" not in sys.modules:
         _seed_torch_later(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -140,3 +141,22 @@ def test_a_node_whose_driver_was_killed_during_the_start_ends_quietly(
     )
     monkeypatch.setattr(os, "write", write)
     made.run()
+
+
+@pytest.mark.process
+def test_a_new_worker_has_little_of_its_own() -> None:
+    """What it shares with the zygote stays shared: it imports nothing that it was not asked for, and a collection of
+    garbage writes to none of it."""
+
+    @rlplat.remote
+    def look() -> tuple[bool, int, int]:
+        loaded, before = "numpy.random" in sys.modules, len(gc.get_objects())
+        return loaded, before, gc.get_freeze_count()
+
+    rlplat.init(num_cpus=1, num_gpus=0)
+    try:
+        has_random, num_watched, num_frozen = rlplat.get(look.remote())
+        assert not has_random
+        assert num_watched < 0.2 * num_frozen
+    finally:
+        rlplat.shutdown()
