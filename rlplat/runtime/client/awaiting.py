@@ -12,15 +12,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rlplat.errors import GetTimeout
-from rlplat.runtime.client.objects import Borrow, Objects
+from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.client.reading import Reader
 from rlplat.runtime.completed import AsCompleted
-from rlplat.runtime.core.owner.book import Entry
 from rlplat.runtime.link.chores import NEVER
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.waiters import Waiters
@@ -38,6 +38,7 @@ class Awaiting:
 
     def __init__(self, link: Link, objects: Objects, reader: Reader, waiters: Waiters) -> None:
         self.link, self.reader, self.waiters, self._objects = link, reader, waiters, objects
+        self.holder_of = objects.holder
         self._to_open: SimpleQueue[tuple[Future[Any], Value, ObjectRef] | None] = SimpleQueue()
         self._opener: threading.Thread | None = None
         self._given_up: deque[_Arrivals] = deque()
@@ -93,28 +94,29 @@ class Awaiting:
 
     def as_completed(self, refs: Sequence[ObjectRef], timeout_s: float | None) -> AsCompleted[Any]:
         """`refs`: no two are equal."""
-        arrivals = _Arrivals()
+        arrivals, holder_of = _Arrivals(), self.holder_of
         with self.link.lock:
             self.link.check_open()
             for ref in refs:
-                holder = self._objects.holder(ref)
+                holder = holder_of(ref)
                 if holder.value is not None:
                     arrivals.ready.append(ref)
                     continue
-                callback = partial(arrivals.add, ref)
-                arrivals.pending[ref._key] = ref, holder, callback
+                arrivals.pending[ref._key] = ref
                 if holder.callbacks is None:
-                    holder.callbacks = [callback]
+                    holder.callbacks = [_Arrival(ref, arrivals)]
                 else:
-                    holder.callbacks.append(callback)
+                    holder.callbacks.append(_Arrival(ref, arrivals))
         return _Completed(self, arrivals, len(refs), timeout_s)
 
     def _withdraw(self) -> None:
         """(Lock held.)"""
         while self._given_up:
-            for _, holder, callback in self._given_up.popleft().pending.values():
-                if holder.callbacks and callback in holder.callbacks:
-                    holder.callbacks.remove(callback)
+            given_up = self._given_up.popleft()
+            for ref in given_up.pending.values():
+                holder = self.holder_of(ref)
+                if holder.callbacks:
+                    holder.callbacks = [each for each in holder.callbacks if getattr(each, "to", None) is not given_up]
 
     def close(self) -> None:
         if self._opener is not None:
@@ -128,16 +130,25 @@ class _Arrivals:
 
     def __init__(self) -> None:
         self.ready: deque[ObjectRef] = deque()
-        self.pending: dict[Any, tuple[ObjectRef, Entry | Borrow, Any]] = {}
+        self.pending: dict[Any, ObjectRef] = {}
         self.wakes: list[Any] = []
         """Of consumers in event loops."""
 
-    def add(self, ref: ObjectRef, value: Value) -> None:
-        del self.pending[ref._key]
-        self.ready.append(ref)
-        wakes, self.wakes = self.wakes, []
-        for wake in wakes:
-            wake(None)
+
+class _Arrival(msgspec.Struct, eq=False, gc=False):
+    """What is called when the value of this ref has come. (Outside the garbage collector's lists: they are many.)"""
+
+    ref: ObjectRef
+    to: _Arrivals
+
+    def __call__(self, value: Value) -> None:
+        arrivals, ref = self.to, self.ref
+        del arrivals.pending[ref._key]
+        arrivals.ready.append(ref)
+        if arrivals.wakes:
+            wakes, arrivals.wakes = arrivals.wakes, []
+            for wake in wakes:
+                wake(None)
 
 
 class _Completed(AsCompleted[Any]):
@@ -178,7 +189,7 @@ class _Completed(AsCompleted[Any]):
             with link.lock:
                 raise self._timed_out() from None
         except asyncio.CancelledError:
-            for ref, _, _ in list(arrivals.pending.values()):
+            for ref in list(arrivals.pending.values()):
                 waiters.on_cancelled(ref)
             raise
         finally:
@@ -188,7 +199,8 @@ class _Completed(AsCompleted[Any]):
         return True
 
     def _timed_out(self) -> GetTimeout:
-        refs, holders, _ = zip(*self._arrivals.pending.values(), strict=True)
+        refs = list(self._arrivals.pending.values())
+        holders = list(map(self._awaiting.holder_of, refs))
         reader, timeout_s = self._awaiting.reader, self._timeout_s
         assert timeout_s is not None
         return GetTimeout(reader.missing("as_completed()", refs, holders, self._num_refs, timeout_s))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -338,7 +337,7 @@ class Objects:
                 self.store.account.owned(sum(value.segment.sizes), 1)
         if entry is not None and entry.callbacks:
             callbacks, entry.callbacks = entry.callbacks, None
-            self._callbacks.run(partial(callback, value) for callback in callbacks)
+            self._callbacks.run(callbacks, value)
 
     def holder(self, ref: ObjectRef) -> Entry | Borrow:
         """What has, or will have, the value of `ref`; a borrowed one is asked for."""
@@ -447,7 +446,7 @@ class Objects:
         self.num_errors += value.error is not None
         if borrow.callbacks:
             callbacks, borrow.callbacks = borrow.callbacks, None
-            self._callbacks.run(partial(callback, value) for callback in callbacks)
+            self._callbacks.run(callbacks, value)
         self._loop.notify()
 
     def heard_who_lives(self, alive: list[str], next_number: int, reasons: dict[str, str]) -> None:

@@ -156,22 +156,24 @@ class Callbacks:
     """
 
     def __init__(self) -> None:
-        self._due: deque[Callable[[], object]] = deque()
+        self._due: deque[tuple[Callable[[Any], object], Any]] = deque()
         self._is_running = False
 
-    def run(self, calls: Iterable[Callable[[], object]]) -> None:
-        """Make these calls; from within one of them: after it, and after those that are due already.
+    def run(self, calls: Iterable[Callable[[Any], object]], value: Any) -> None:
+        """Call these with the value; from within one of them: after it, and after those that are due already.
 
-        All are made: the first exception is raised in the end.
+        All are called: the first exception is raised in the end.
         """
-        self._due.extend(calls)
+        for call in calls:
+            self._due.append((call, value))
         if self._is_running:
             return
         self._is_running, raised = True, None
         try:
             while self._due:
+                call, value = self._due.popleft()
                 try:
-                    self._due.popleft()()
+                    call(value)
                 except Exception as error:
                     raised = raised or error
         finally:
