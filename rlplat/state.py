@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -71,7 +72,7 @@ def list_clusters() -> Rows:
 
 
 def list_nodes(*, filters: Filters = None, limit: int = 100, cluster: str | int | None = None) -> Rows:
-    """{node, state, total, available}."""
+    """{node, state, machine, address, pid, total, available, workers, store}; the last two of those that answer."""
     return _of_view("nodes", filters, limit, cluster)
 
 
@@ -84,7 +85,7 @@ def list_workers(*, filters: Filters = None, limit: int = 100, cluster: str | in
 
 
 def list_actors(*, filters: Filters = None, limit: int = 100, cluster: str | int | None = None) -> Rows:
-    """{actor, class, name, namespace, state, worker, client, resources, restarts, is_detached, reason}.
+    """{actor, class, name, namespace, state, worker, node, client, resources, restarts, is_detached, reason}.
 
     States: pending (waits for resources or a process), alive, restarting, dead (`reason` says why).
     """
@@ -97,7 +98,8 @@ def list_placement_groups(*, filters: Filters = None, limit: int = 100, cluster:
 
 
 def list_tasks(*, filters: Filters = None, limit: int = 100, cluster: str | int | None = None) -> Rows:
-    """Calls that are not finished: {task, name, kind, state, worker, actor, owner, waits, retries_left, resources}.
+    """Calls that are not finished: {task, name, kind, state, worker, node, actor, owner, waits, retries_left,
+    resources}.
 
     States: waiting-args, waiting-worker (tasks), waiting-actor (calls: no address yet, or behind another call), queued
     (at `worker`, behind others), running. Running ones come first; `filters` choose among the first `limit` of each
@@ -105,8 +107,11 @@ def list_tasks(*, filters: Filters = None, limit: int = 100, cluster: str | int 
     """
     with _observer(cluster) as observer:
         reports, silent = observer.ask_clients("tasks", limit)
+        home = observer.home
     found, total = [], 0
     for state, rows in _task_rows(reports).items():
+        for row in rows:
+            row["node"] = home(row["worker"])
         found += rows if state in ("running", "queued") else sorted(rows, key=lambda row: row["owner"])
     for counts in _count_tasks(reports).values():
         total += sum(count for state, count in counts.items() if state not in ("failed", "ended", "mean_s"))
@@ -128,16 +133,18 @@ def summarize_tasks(*, cluster: str | int | None = None) -> dict[str, dict[str, 
 
 
 def list_objects(*, filters: Filters = None, limit: int = 100, cluster: str | int | None = None) -> Rows:
-    """Objects by size: {id, owner, size, where, refs, borrowers, made_by, creator, call_site}.
+    """Objects by size: {id, owner, node, size, where, refs, borrowers, made_by, creator, call_site}.
 
-    where: pending (its task is not done), inline (in the owner's memory), shm (shared memory), spilled, lost, error.
+    where: pending (its task is not done), inline (in the owner's memory), shm (shared memory), spilled, lost, error;
+    elsewhere: on another machine than its owner, in the memory of `creator`'s.
     refs: in the owner's process; borrowers: refs that were lent to others, by client.
     """
     with _observer(cluster) as observer:
         reports, silent = observer.ask_clients("objects", limit)
     found = []
     for client, report in reports.items():
-        found += [{"owner": client, **row} for row in report.rows if row["role"] == "owner"]
+        node = observer.home(client)
+        found += [{"owner": client, "node": node, **row} for row in report.rows if row["role"] == "owner"]
     found.sort(key=lambda row: -row["size"])
     out = _rows(found, filters, limit, silent)
     if not filters:
@@ -151,12 +158,14 @@ def cluster_status(*, cluster: str | int | None = None) -> dict[str, Any]:
         node = observer.ask_node()
         reports, silent = observer.ask_clients("tasks", 0)
         session, pid = observer.session, observer.driver_pid
+        nodes = _machines(observer)
     counts: Counter[str] = Counter()
     for by_state in _count_tasks(reports).values():
         counts.update({state: count for state, count in by_state.items() if state != "mean_s"})
     workers = Counter(row["state"] for row in node["workers"])
     actors = Counter(row["state"] for row in node["actors"])
     from rlplat.runtime.look.observer import command_of
+    from rlplat.runtime.store.account import usage
 
     return {
         "pid": pid,
@@ -168,12 +177,12 @@ def cluster_status(*, cluster: str | int | None = None) -> dict[str, Any]:
             name: {"total": amount, "used": amount - node["available"].get(name, 0.0)}
             for name, amount in node["total"].items()
         },
-        "nodes": node["nodes"],
+        "nodes": nodes,
         "workers": dict(workers),
         "actors": dict(actors),
         "tasks": dict(counts),
         "waiting": node["demands"],
-        "store": _store_usage(session),
+        "store": usage(session),
         "silent": silent,
     }
 
@@ -181,18 +190,21 @@ def cluster_status(*, cluster: str | int | None = None) -> dict[str, Any]:
 def memory_report(*, limit: int = 100, cluster: str | int | None = None) -> dict[str, Any]:
     """What `rlplat memory --json` prints: for each owner its objects, biggest first, and who holds refs to them."""
     from rlplat.runtime.look.observer import client_order
+    from rlplat.runtime.store.account import usage
 
     with _observer(cluster) as observer:
         reports, silent = observer.ask_clients("objects", limit)
         session = observer.session
         pids = {client: observer.pid_of(client) for client in reports}
+        stores = {node: machine["store"] for node, machine in observer.machines.items()}
     owners = []
     for client in sorted(reports, key=client_order):
         report = reports[client]
         rows = [row for row in report.rows if row["role"] == "owner"]
         if report.totals["owned"] or report.totals["borrowed"] or client == "driver":
-            owners.append({"owner": client, "pid": pids[client], **report.totals, "objects": rows})
-    return {"owners": owners, "store": _store_usage(session), "silent": silent}
+            row = {"owner": client, "node": observer.home(client), "pid": pids[client]}
+            owners.append({**row, **report.totals, "objects": rows})
+    return {"owners": owners, "store": usage(session), "stores_elsewhere": stores, "silent": silent}
 
 
 def summarize_objects(*, cluster: str | int | None = None) -> Rows:
@@ -217,7 +229,7 @@ def summarize_objects(*, cluster: str | int | None = None) -> Rows:
 
 
 def stacks(worker: str = "all", *, cluster: str | int | None = None, native: bool = False) -> Rows:
-    """{client, pid, doing, threads: [{thread, frames, note}], text} of the driver, the node and every worker.
+    """{client, node, pid, doing, threads: [{thread, frames, note}], text} of the driver, each node and every worker.
 
     A process that native code keeps from answering gets `text` instead: by py-spy if that is installed, else what
     faulthandler writes on a signal (which may cut a system call of that native code short: EINTR).
@@ -228,7 +240,8 @@ def stacks(worker: str = "all", *, cluster: str | int | None = None, native: boo
 
     with _observer(cluster) as observer:
         node = observer.ask_node()
-        clients = ["node", *sorted(node["clients"], key=client_order)]
+        machines = [*observer.machines, *(row["client"] for row in observer.silent)]
+        clients = ["node", *machines, *sorted(node["clients"], key=client_order)]
         if worker != "all":
             chosen = [client for client in clients if client == _worker_named(worker, node)]
             if not chosen:
@@ -237,10 +250,12 @@ def stacks(worker: str = "all", *, cluster: str | int | None = None, native: boo
         reports = {} if native else observer.ask(clients, "stacks", 0)
         rows = []
         for client in clients:
-            pid = node["pid"] if client == "node" else observer.pid_of(client)
-            row: dict[str, Any] = {"client": client, "pid": pid, "doing": "", "threads": [], "text": ""}
+            pid, home = observer.pid_of(client), observer.home(client)
+            row: dict[str, Any] = {"client": client, "node": home, "pid": pid, "doing": "", "threads": [], "text": ""}
             if client in reports and not reports[client].error:
                 row |= {"doing": reports[client].totals.get("doing", ""), "threads": reports[client].rows}
+            elif home != "node":
+                row["text"] = observer.stack_elsewhere(client, native)
             elif native:
                 row["text"] = _py_spy(pid, "--native")
             elif process_state(pid) in ("T", "t"):
@@ -265,11 +280,15 @@ def timeline(filename: str | os.PathLike[str] | None = None, *, cluster: str | i
     with _observer(cluster) as observer:
         reports, _ = observer.ask_clients("spans", 20_000)
         pid = observer.driver_pid
-    rows = {
-        f"{client} {reports[client].totals['actor']}".strip(): reports[client].totals
-        for client in sorted(reports, key=client_order)
-        if reports[client].totals["spans"] or reports[client].totals["waits"]
-    }
+        ahead_s = observer.clocks()
+    rows = {}
+    for client in sorted(reports, key=client_order):
+        found, home = reports[client].totals, observer.home(client)
+        for what in ("spans", "waits") if home in ahead_s else ():
+            found[what] = [(name, began - ahead_s[home], ended - ahead_s[home]) for name, began, ended in found[what]]
+        if found["spans"] or found["waits"]:
+            where = "" if home == "node" else f"on {home}"
+            rows[" ".join(filter(None, [client, found["actor"], where]))] = found
     trace = to_trace(rows, f"rlplat {pid}")
     if filename is None:
         return trace["traceEvents"]
@@ -357,15 +376,29 @@ def _observer(cluster: str | int | None) -> Any:
 def _of_view(what: str, filters: Filters, limit: int, cluster: str | int | None) -> Rows:
     with _observer(cluster) as observer:
         node = observer.ask_node()
-    found = node.get(what, [])
-    if what == "workers":
-        for row in found:
-            row["pid"] = node["pids"].get(row["worker"], 0)
-            row |= _process_usage(row["pid"])
-    elif what == "nodes":
-        for row in found:
-            row.setdefault("pid", node["pid"])
-    return _rows(found, filters, limit)
+    found = _machines(observer) if what == "nodes" else node.get(what, [])
+    for row in found:
+        if what == "workers":
+            row |= observer.usage(row["worker"])
+        elif what == "actors":
+            row["node"] = observer.home(row["worker"])
+    return _rows(found, filters, limit, observer.silent)
+
+
+def _machines(observer: Any) -> list[dict[str, Any]]:
+    node = observer.ask_node()
+    from rlplat.runtime.store.account import usage
+
+    workers = Counter(row["node"] for row in node["workers"])
+    rows = []
+    for row in node["nodes"]:
+        name = row["node"]
+        there = observer.machines.get(name, {})
+        if name == "node":
+            there = {"store": usage(observer.session)}
+        row["machine"] = row["machine"] or socket.gethostname()
+        rows.append({**row, "pid": observer.pid_of(name), "workers": workers[name], "store": there.get("store")})
+    return rows
 
 
 def _rows(
@@ -448,34 +481,9 @@ def _worker_named(name: str, node: dict[str, Any]) -> str:
         if row["worker"] and row["state"] != "dead" and name in (row["name"], row["class"], row["actor"]):
             return str(row["worker"])
     for worker, pid in node["pids"].items():
-        if name == str(pid):
+        if name == str(pid):  # (another machine may have that pid as well)
             return str(worker)
     return name
-
-
-def _process_usage(pid: int) -> dict[str, Any]:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return {"rss_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), "cpu_s": cpu_s}
-    except OSError:
-        return {"rss_bytes": 0, "cpu_s": 0.0}
-
-
-def _store_usage(session: str) -> dict[str, Any]:
-    """From the account that all processes of the node share: no message is needed."""
-    from rlplat.runtime.store.account import Account
-
-    account = Account.open(session)
-    holdings, limit = account.holdings(), account.limit
-    account.close()
-    return {
-        "bytes": sum(holding.used for holding in holdings),
-        "limit_bytes": limit,
-        "spare_bytes": sum(holding.spare for holding in holdings),
-        "spilled_bytes": sum(holding.spilled for holding in holdings),
-        "by_creator": {holding.client: holding.used for holding in holdings if holding.used},
-    }
 
 
 def _py_spy_program() -> str | None:

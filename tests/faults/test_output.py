@@ -146,7 +146,7 @@ def test_a_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
     read, write = os.pipe()
     try:
         console = Console(write)
-        output = WorkerOutput(console, LogFile("/dev/full"), True)
+        output = WorkerOutput("w1", console, LogFile("/dev/full"), True)
         output.take(b"a\n" * 3_000, "w1", 10.0)
         output.report("w1")
         text = os.read(read, 65536).decode()
@@ -200,7 +200,7 @@ def test_a_log_file_says_whose_it_is(tmp_path: Path) -> None:
 def test_a_progress_bar_is_seen_while_it_runs() -> None:
     read, write = os.pipe()
     try:
-        output = WorkerOutput(Console(write), LogFile("/dev/null"), True)
+        output = WorkerOutput("w1", Console(write), LogFile("/dev/null"), True)
         shown: list[tuple[float, str]] = []
 
         def take(data: bytes, now: float) -> None:
@@ -231,7 +231,7 @@ def test_however_output_is_cut_the_same_lines_are_seen(cuts: int) -> None:
     text = b"a\nb\r\n\rone\rtwo\n\n x\r\r\ny\rz"
     read, write = os.pipe()
     try:
-        output = WorkerOutput(Console(write), LogFile("/dev/null"), True)
+        output = WorkerOutput("w1", Console(write), LogFile("/dev/null"), True)
         for start in range(0, len(text), cuts):
             output.take(text[start : start + cuts], "w", 0.0)
         output.end("w", 0.0)

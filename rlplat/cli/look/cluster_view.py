@@ -76,7 +76,13 @@ _STYLES = {
 def print_silent(silent: Sequence[dict[str, Any]]) -> None:
     """Whose part is missing above."""
     for row in silent:
-        print(f"{row['client']} (pid {row['pid']}) did not answer: {row['why']}", file=sys.stderr)
+        who = f"{row['client']} (pid {row['pid']})" if row["pid"] else f"machine {row['client']}"
+        print(f"{who} did not answer: {row['why']}", file=sys.stderr)
+
+
+def on_node(row: dict[str, Any]) -> str:
+    """Behind a pid: on which machine, if not on the head's."""
+    return "" if row["node"] == "node" else f" on {row['node']}"
 
 
 def _cell(value: Any) -> str:

@@ -36,10 +36,10 @@ examples:
   rlplat list clusters                            what is running on this machine
 """
 COLUMNS = {
-    "tasks": "task name kind state worker owner waits resources",
-    "actors": "actor class name namespace state worker client resources restarts reason",
-    "objects": "id owner size where refs borrowers made_by call_site",
-    "nodes": "node state pid total available",
+    "tasks": "task name kind state worker node owner waits resources",
+    "actors": "actor class name namespace state worker node client resources restarts reason",
+    "objects": "id owner node size where refs borrowers made_by call_site",
+    "nodes": "node machine address state pid workers total available",
     "workers": "worker pid node state client actor resources rss cpu_s",
     "placement-groups": "group name state strategy bundles nodes",
     "clusters": "pid session command",
@@ -75,6 +75,9 @@ def run(arguments: list[str]) -> int:
             column
             for column in COLUMNS[options.what].split()
             if column not in _OPTIONAL or any(row.get(column) for row in rows)
+            if column != "node"
+            or options.what in ("nodes", "workers")
+            or any(row["node"] not in ("", "node") for row in rows)
         ]
         print_table(columns, [[_shown(row, column) for column in columns] for row in rows])
         if len(rows) < rows.total:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from rlplat.cli.look.cluster_view import chosen, print_table, refuse_cluster_file, size_of
 from rlplat.cli.output import print_json
@@ -41,21 +42,25 @@ def run(arguments: list[str]) -> int:
 
     logs = open_logs(cluster=chosen(options))
     if options.worker is None and not options.follow:
-        rows = [[log.worker, str(log.pid or ""), log.actor, size_of(log.num_bytes)] for log in logs.workers()]
+        found = logs.workers()
         if options.json:
-            print_json(
-                [{"worker": log.worker, "pid": log.pid, "actor": log.actor, "file": log.path} for log in logs.workers()]
-            )
+            names = ("worker", "node", "pid", "actor")
+            print_json([{**{name: getattr(log, name) for name in names}, "file": log.path} for log in found])
         else:
-            print_table(["worker", "pid", "actor", "size"], rows)
+            columns = ["worker", *["node"] * any(log.node for log in found), "pid", "actor", "size"]
+            print_table(columns, [[_shown(log, column) for column in columns] for log in found])
             print(f"in {logs.folder}", file=sys.stderr)
         return 0
     name = options.worker or "all"
     picked = logs.choose(name)
     is_one = name != "all" and len(picked) == 1
     for log, line in logs.lines(name, picked, options.tail, options.follow):
-        print(
-            line if is_one else f"({log.worker}{' ' if log.actor else ''}{log.actor}) {line}",
-            flush=options.follow,
-        )
+        who = " ".join(filter(None, [log.worker, log.actor, log.node and f"on {log.node}"]))
+        print(line if is_one else f"({who}) {line}", flush=options.follow)
     return 0
+
+
+def _shown(log: Any, column: str) -> str:
+    if column == "size":
+        return size_of(log.num_bytes)
+    return str(getattr(log, column) or ("node" if column == "node" else ""))

@@ -7,6 +7,7 @@ from typing import Any
 from rlplat.cli.look.cluster_view import (
     check_limit,
     chosen,
+    on_node,
     print_silent,
     print_table,
     refuse_cluster_file,
@@ -58,8 +59,8 @@ def run(arguments: list[str]) -> int:
     has_sites = any(row.get("call_site") for owner in report["owners"] for row in owner["objects"])
     for owner in report["owners"]:
         print(
-            f"{owner['owner']} (pid {owner['pid']}) owns {owner['owned']:,} objects, {size_of(owner['bytes'])}"
-            f" ({owner['pending']:,} pending), borrows {owner['borrowed']:,}"
+            f"{owner['owner']} (pid {owner['pid']}{on_node(owner)}) owns {owner['owned']:,} objects"
+            f", {size_of(owner['bytes'])} ({owner['pending']:,} pending), borrows {owner['borrowed']:,}"
         )
         if owner["objects"]:
             _print_objects(owner["objects"], has_sites)
@@ -67,6 +68,8 @@ def run(arguments: list[str]) -> int:
     store = report["store"]
     makers = ", ".join(f"{client} {size_of(size)}" for client, size in store["by_creator"].items())
     print(f"object store: {store_text(store)}{f', written by {makers}' if makers else ''}")
+    for node, elsewhere in report["stores_elsewhere"].items():
+        print(f"  on {node}: {store_text(elsewhere)}")
     if not has_sites:
         print("(start the program with RLPLAT_RECORD_CALLSITES=1 to see where objects were made)")
     print_silent(report["silent"])

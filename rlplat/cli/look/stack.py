@@ -6,7 +6,7 @@ import linecache
 import os
 from typing import Any
 
-from rlplat.cli.look.cluster_view import chosen, refuse_cluster_file
+from rlplat.cli.look.cluster_view import chosen, on_node, refuse_cluster_file
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import Parser, command
 
@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
         if number:
             print()
         doing = f", {row['doing']}" if row["doing"] else ""
-        print(f"== {row['client']} (pid {row['pid']}{doing})")
+        print(f"== {row['client']} (pid {row['pid']}{on_node(row)}{doing})")
         for thread in row["threads"]:
             _print_thread(thread, options.all)
         if row["text"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlplat.cli.look.cluster_view import amounts, chosen, print_silent, print_table, store_text
+from rlplat.cli.look.cluster_view import amounts, chosen, print_silent, print_table, size_of, store_text
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import Parser, command
 from rlplat.durations import duration_text
@@ -57,10 +57,18 @@ def _print(status: dict[str, Any]) -> None:
     print_table(["resource", "used", "total"], rows)
     print(f"object store: {store_text(status['store'])}")
     print()
-    print(f"nodes    {len(status['nodes'])}")
+    alive = [row for row in status["nodes"] if row["state"] == "alive"]
+    print(
+        f"nodes    {len(alive)}"
+        + (f" ({len(status['nodes']) - len(alive)} lost)" if len(alive) < len(status["nodes"]) else "")
+    )
     print(f"workers  {_counted(status['workers'])}")
     print(f"actors   {_counted(status['actors'])}")
     print(f"tasks    {_counted(status['tasks'])}")
+    if len(status["nodes"]) > 1:
+        print()
+        header = ["node", "machine", "state", "workers", "free", "total", "object store"]
+        print_table(header, [_of_machine(row) for row in status["nodes"]])
     if status["waiting"]:
         print()
         print("waiting for resources:")
@@ -72,6 +80,11 @@ def _print(status: dict[str, Any]) -> None:
             ],
             indent="  ",
         )
+
+
+def _of_machine(row: dict[str, Any]) -> list[Any]:
+    store = size_of(row["store"]["bytes"]) if row["store"] else None
+    return [row["node"], row["machine"], row["state"], row["workers"], row["available"], row["total"], store]
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -473,13 +473,15 @@ async function clusterPage() {
       h("h2", {}, `process ${cluster.pid}`), h("div", { class: "dim" }, cluster.command || ""),
       error ? h("div", { class: "hint" }, error) : [
         h("div", { class: "cards" }, Object.entries(status.resources || {}).map(([name, value]) => h("div", { class: "card" }, h("span", { class: "dim" }, name), h("b", {}, resource(value))))),
-        actors.length ? sortableTable(["actor", "class", "name", "state", "worker", "restarts", "reason"].map((key) => ({ title: key, value: (row) => row[key], numeric: key === "restarts" })), actors) : h("p", { class: "dim" }, "no actors"),
+        status.nodes.length > 1 ? sortableTable(["node", "machine", "state", "workers"].map((key) => ({ title: key, value: (row) => row[key], numeric: key === "workers" })).concat([{ title: "free", value: (row) => amounts(row.available) }, { title: "total", value: (row) => amounts(row.total) }]), status.nodes) : null,
+        actors.length ? sortableTable(["actor", "class", "name", "state", "worker", "node", "restarts", "reason"].map((key) => ({ title: key, value: (row) => row[key], numeric: key === "restarts" })), actors) : h("p", { class: "dim" }, "no actors"),
         h("h2", {}, "Calls"), sortableTable([{ title: "name", value: (row) => row[0] }, { title: "calls by state", value: (row) => Object.entries(row[1]).filter(([key]) => key !== "mean_s").map(([key, count]) => `${count} ${key}`).join(", ") }, { title: "mean (s)", value: (row) => row[1].mean_s, numeric: true }], Object.entries(tasks)),
       ])));
   }
   await draw();
   return { period: 2000, poll: draw };
 }
+const amounts = (resources) => Object.entries(resources).map(([name, amount]) => `${name} ${number(amount)}`).join(", ");
 const resource = (value) => value && typeof value === "object" ? Object.values(value).map((one) => number(one)).join(" / ") : number(value);
 
 // ---------------------------------------------------------------- servers

@@ -141,7 +141,7 @@ def _objects(client: Any, limit: int) -> Report:
             size, where = 0, "pending"
             num_pending += 1
         else:
-            size, where = _size(value), _where(objects, value)
+            size, where = _size(value), _where(objects, entry)
             num_bytes += size
         made_by, site = makers.of(entry)
         group = groups.setdefault((made_by, site, where), [0, 0])
@@ -186,12 +186,14 @@ def _size(value: Any) -> int:
     return len(value.data) if value.segment is None else sum(value.segment.sizes)
 
 
-def _where(objects: Any, value: Any) -> str:
+def _where(objects: Any, entry: Any) -> str:
+    value = entry.value
     if value.error is not None:
         return "error"
     if value.segment is None:
         return "inline"
-    return str(objects.store.place(value.segment))
+    place = str(objects.store.place(value.segment))
+    return "elsewhere" if place == "lost" and objects.is_there(entry.id) else place
 
 
 def _owner_row(objects: Any, size: int, entry: Any, made_by: str, site: str) -> dict[str, Any]:
@@ -200,7 +202,7 @@ def _owner_row(objects: Any, size: int, entry: Any, made_by: str, site: str) -> 
         "id": f"{objects.client_id}:{entry.id}",
         "role": "owner",
         "size": size,
-        "where": "pending" if value is None else _where(objects, value),
+        "where": "pending" if value is None else _where(objects, entry),
         "creator": "" if value is None or value.segment is None else value.segment.creator,
         "refs": entry.num_refs,
         "borrowers": entry.num_lent(),

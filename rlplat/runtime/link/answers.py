@@ -14,10 +14,8 @@ from typing import Any
 
 from rlplat.runtime.link import loop, waiters
 from rlplat.runtime.link.transport import Transport
-from rlplat.runtime.wire.messages import Inspect, Report
+from rlplat.runtime.wire.messages import ASKER, Inspect, Report
 
-ASKER = "cli-"
-"""What the ids of askers begin with."""
 _MAX_FRAMES = 200
 _OURS = (__file__, loop.__file__, waiters.__file__)
 

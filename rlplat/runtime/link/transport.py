@@ -24,7 +24,7 @@ from rlplat.machine_limits import has_descriptors, raise_file_limit, socket_fold
 from rlplat.runtime.core.gone import Gone
 from rlplat.runtime.link.dropped import Dropped
 from rlplat.runtime.wire import messages
-from rlplat.runtime.wire.messages import NODE
+from rlplat.runtime.wire.messages import ASKER, NODE
 from rlplat.runtime.wire.values import Value
 
 _MAX_FRAME_BYTES = 1 << 30
@@ -184,10 +184,15 @@ class Transport:
 
     def deliver_from(self, sender: str, peer: str, frame: bytes) -> None:
         """A frame that has come from another machine, for a peer on this one. (If he has gone: nobody hears.)"""
-        if self.is_far(peer):
-            return
+        parts = [frame] if sender == NODE else [sender.encode(), frame]
+        if peer.startswith(ASKER):
+            self._answer(peer, parts)
+        elif not self.is_far(peer):
+            self._try_to_send(self.label(peer), parts)
+
+    def _try_to_send(self, label: bytes, parts: list[bytes]) -> None:
         try:
-            self._send_parts(peer, [frame] if sender == NODE else [sender.encode(), frame])
+            self._socket.send_multipart([label, *parts], _NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -232,15 +237,17 @@ class Transport:
         Never through `post`, which would connect to him when he is not in the books.
         """
         label = f"{peer}>".encode()
+        frame = self._frame(label, [message])
+        if self.is_spread and label not in self._callers:
+            self._send_far(peer.encode(), frame)
+        else:
+            self._answer(peer, [frame])
+
+    def _answer(self, peer: str, parts: list[bytes]) -> None:
+        label = f"{peer}>".encode()
         self._callers.discard(label)
         self._senders.pop(label, None)
-        frame = self._frame(label, [message])
-        try:
-            self._socket.send(label, _MORE)
-            self._socket.send(frame, _NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
+        self._try_to_send(label, parts)
 
     def peers(self) -> list[str]:
         """Those that something was sent to."""

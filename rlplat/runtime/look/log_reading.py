@@ -1,7 +1,8 @@
 """Read the log files that the node writes of each worker's output, while the cluster runs and after it has ended.
 
 A worker's file begins with `# w3 pid=123 started=...`, and has `# Actor Learner` from when it is an actor. At its cap a
-file becomes `w3.log.1` and is begun anew, with the same head.
+file becomes `w3.log.1` and is begun anew, with the same head. What workers on other machines printed is there as far
+as it was shown; their first line ends with ` on n2`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _BLOCK = 1 << 16
 _PAUSE_S = 0.1
 _OUR_LINES = 4
 """That may be among the last lines, beside the worker's."""
-_HEAD = re.compile(r"^# \w+ pid=(\d+) started=\d+$", re.MULTILINE)
+_HEAD = re.compile(r"^# \w+ pid=(\d+) started=\d+(?: on (\w+))?$", re.MULTILINE)
 _ACTOR = re.compile(r"^# Actor (\S+)$", re.MULTILINE)
-_OURS = re.compile(r"# (\w+ pid=\d+ started=\d+|Actor \S+)$")
+_OURS = re.compile(r"# (\w+ pid=\d+ started=\d+( on \w+)?|Actor \S+)$")
 """Lines that the node writes itself."""
 
 
@@ -47,6 +48,8 @@ class WorkerLog:
     path: Path
     worker: str
     pid: int = 0
+    node: str = ""
+    """Where it ran, if not on the head's machine; the whole of its log is there."""
     actor: str = ""
     """Class of the actor that it was, if it was one."""
     num_bytes: int = 0
@@ -94,7 +97,7 @@ def worker_logs(folder: Path) -> list[WorkerLog]:
         log = WorkerLog(path, path.name.removesuffix(".log"), num_bytes=path.stat().st_size)
         start = _read(path, 0, _BLOCK).decode(errors="replace")
         if head := _HEAD.search(start):
-            log.pid = int(head[1])
+            log.pid, log.node = int(head[1]), head[2] or ""
         if actor := _ACTOR.search(start):
             log.actor = actor[1]
         found.append(log)

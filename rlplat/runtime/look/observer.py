@@ -19,15 +19,15 @@ from typing import Any
 
 from rlplat.errors import NotInitialized, RuntimeFault
 from rlplat.runtime import refs
-from rlplat.runtime.link.answers import ASKER
 from rlplat.runtime.link.transport import Transport
+from rlplat.runtime.machine.proc_files import usage
 from rlplat.runtime.machine.session import driver_pid, running_sessions
 from rlplat.runtime.process.stacks import process_state
 from rlplat.runtime.wire import messages
-from rlplat.runtime.wire.messages import Report
+from rlplat.runtime.wire.messages import ASKER, DRIVER, NODE, Report
 
-NODE = "node"
 ANSWER_S = 2.0
+_ROUNDS = 5
 LOOK_ON_RAY = (
     "on Ray ($RLPLAT_BACKEND, or this program's backend) tasks, actors and objects are Ray's own: `ray status`, "
     "`ray memory` and `ray timeline` show them, and where Ray's dashboard runs `ray list` and `ray logs`; --pid PID "
@@ -109,6 +109,11 @@ class Observer:
         self._poller.register(self._transport.fd, select.POLLIN)
         self._requests = itertools.count(1)
         self._node: dict[str, Any] | None = None
+        self.machines: dict[str, dict[str, Any]] = {}
+        """What the agents of the other machines say: {workers: {worker: usage}, store, clock, pid}, by node."""
+        self.silent: list[dict[str, Any]] = []
+        """Machines that do not answer."""
+        self._homes: dict[str, str] = {}
 
     def __enter__(self) -> Observer:
         return self
@@ -117,7 +122,9 @@ class Observer:
         self._transport.close()
 
     def ask_node(self) -> dict[str, Any]:
-        """The node's view of the cluster: processes, resources, what waits for them, actors."""
+        """The node's view of the cluster: processes, resources, what waits for them, actors. (Asked once.)"""
+        if self._node is not None:
+            return self._node
         reports = self.ask([NODE], "node", 0)
         if NODE not in reports:
             raise RuntimeFault(
@@ -128,18 +135,28 @@ class Observer:
         if report.error:
             raise RuntimeFault(f"the node of cluster {self.driver_pid} could not answer: {report.error}")
         self._node = report.totals
+        self._homes = {row["worker"]: row["node"] for row in report.totals["workers"]}
+        names = [row["node"] for row in report.totals["nodes"] if row["state"] == "alive" and row["node"] != NODE]
+        self._homes |= {name: name for name in names}
+        reports = self.ask(names, "node", 0)
+        self.machines = {name: reports[name].totals for name in names if name in reports}
+        for machine in self.machines.values():
+            report.totals["pids"] |= {worker: found["pid"] for worker, found in machine["workers"].items()}
+        why = "the connection to its machine is slow or broken, or its agent is stopped"
+        self.silent = [{"client": name, "pid": 0, "why": why} for name in names if name not in self.machines]
         return report.totals
 
     def ask_clients(self, what: str, limit: int) -> tuple[dict[str, Report], list[dict[str, Any]]]:
         """Reports by client, and a row for each client that did not answer."""
-        node = self._node or self.ask_node()
-        clients = sorted(node["clients"], key=client_order)
+        clients = sorted(self.ask_node()["clients"], key=client_order)
         reports = self.ask(clients, what, limit)
-        silent = []
+        silent = [*self.silent]
         for client in clients:
             pid = self.pid_of(client)
             if client not in reports:
-                state = process_state(pid)
+                if self.home(client) not in (NODE, *self.machines):
+                    continue  # all of its machine is silent
+                state = self.usage(client)["kernel_state"] if client != DRIVER else process_state(pid)
                 if state in ("", "Z"):
                     continue  # it has ended meanwhile, which is no failure
                 silent.append({"client": client, "pid": pid, "why": _STATES.get(state, f"state {state}")})
@@ -147,9 +164,49 @@ class Observer:
                 silent.append({"client": client, "pid": pid, "why": reports.pop(client).error})
         return reports, silent
 
+    def home(self, client: str) -> str:
+        """The node of a client, or of an agent, which goes by its node's name; "" of none."""
+        return self._homes.get(client, NODE if client else "")
+
     def pid_of(self, client: str) -> int:
-        assert self._node is not None
-        return self.driver_pid if client == "driver" else int(self._node["pids"].get(client, 0))
+        """On its machine."""
+        node = self.ask_node()
+        if client in (DRIVER, NODE):
+            return self.driver_pid if client == DRIVER else int(node["pid"])
+        return int(self.machines[client]["pid"] if client in self.machines else node["pids"].get(client, 0))
+
+    def usage(self, worker: str) -> dict[str, Any]:
+        """{pid, kernel_state, rss_bytes, cpu_s} of a worker's process."""
+        home = self.home(worker)
+        there: dict[str, dict[str, Any]] = self.machines.get(home, {}).get("workers", {})
+        return there.get(worker) or usage(self.pid_of(worker) if home == NODE else 0)
+
+    def stack_elsewhere(self, client: str, native: bool) -> str:
+        """Of a process on another machine that does not answer: its agent asks it by a signal."""
+        home, pid = self.home(client), self.pid_of(client)
+        if native:
+            return f"py-spy looks into processes of its own machine: `py-spy dump --native --pid {pid}` on {home}"
+        report = self.ask([home], f"signal {client}", 0).get(home) if home in self.machines and client != home else None
+        if report is None:
+            return f"the agent of machine {home} does not answer"
+        return report.totals.get("text") or "it does not answer, and a signal does not help (is it stopped?)"
+
+    def clocks(self) -> dict[str, float]:
+        """By how much the clocks of other machines are ahead of this one's: their answer was in the middle of the
+        quickest of a few questions."""
+        ahead_s = {}
+        for name in self.machines:
+            rounds = []
+            for _ in range(_ROUNDS):
+                asked = time.monotonic()
+                report = self.ask([name], "node", 0).get(name)
+                if report is None:
+                    break
+                answered = time.monotonic()
+                rounds.append((answered - asked, report.totals["clock"] - (asked + answered) / 2))
+            if rounds:
+                ahead_s[name] = min(rounds)[1]
+        return ahead_s
 
     def ask(self, peers: Sequence[str], what: str, limit: int) -> dict[str, Report]:
         """The reports that come in time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 from rlplat import machine_limits
 from rlplat.runtime.core.node.liveness import Reading
@@ -37,6 +38,13 @@ def _stat(folder: str) -> list[bytes]:
             return file.read().rsplit(b")", 1)[1].split()
     except OSError:
         return []
+
+
+def usage(pid: int) -> dict[str, Any]:
+    """What people are shown of a process."""
+    fields = _stat(f"/proc/{pid}") or [b"", *[b"0"] * 21]
+    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS
+    return {"pid": pid, "kernel_state": fields[0].decode(), "rss_bytes": int(fields[21]) * _PAGE, "cpu_s": cpu_s}
 
 
 def children(pid: int) -> list[int]:

@@ -11,6 +11,7 @@ import os
 import socket
 import traceback
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,10 +20,11 @@ from rlplat.errors import RuntimeFault
 from rlplat.given.say import say
 from rlplat.runtime.core.node.leases import ZYGOTE_S, Lease
 from rlplat.runtime.core.scheduler.views import InUse
-from rlplat.runtime.link.answers import answer_as_node
+from rlplat.runtime.link.answers import answer_as_node, reply
 from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.link.trunk import AgentTrunk, Keys
+from rlplat.runtime.machine import proc_files
 from rlplat.runtime.machine.hardware import visible_gpus
 from rlplat.runtime.node.agent import Agent
 from rlplat.runtime.node.copies import Copies
@@ -32,22 +34,26 @@ from rlplat.runtime.node.processes import Processes
 from rlplat.runtime.node.shell import Shell
 from rlplat.runtime.node.watch import Watch
 from rlplat.runtime.process import stacks
+from rlplat.runtime.store.account import usage
 from rlplat.runtime.wire import agent_messages, messages
-from rlplat.runtime.wire.messages import NODE
+from rlplat.runtime.wire.messages import ASKER, NODE
 from rlplat.runtime.wire.values import ErrorInfo
 
 _FOR_AGENT = (messages.Pong, messages.Inspect, messages.Pull, messages.MakeRoom)
 
 
 class _HeadsConsole(Console):
-    """What is written there is shown where the driver runs."""
+    """What is written there is the head's to show and to keep."""
 
     def __init__(self, trunk: AgentTrunk) -> None:
         super().__init__()
         self._trunk = trunk
 
     def write(self, text: str) -> None:
-        self._trunk.tell(agent_messages.Printed(text))
+        self._trunk.tell(agent_messages.Said(text))
+
+    def show(self, worker: str, name: str, lines: list[str]) -> None:
+        self._trunk.tell(agent_messages.Printed(worker, name, lines))
 
 
 class FarNode(Shell):
@@ -76,7 +82,7 @@ class FarNode(Shell):
         self._copies = Copies(config["session"], self._node, self.trunk.tell, self._post)
         self._listen_to(self.trunk)
         self.agent = Agent(
-            config,
+            config | {"log_to_driver": True},  # the head shows it, or not
             orders,
             zygote,
             gpus,
@@ -114,6 +120,8 @@ class FarNode(Shell):
     def _outward(self, sender: str, to: str, frame: bytes) -> None:
         if sender in self._workers:
             self.trunk.send(to, sender, frame)
+        elif to.startswith(ASKER):
+            self.trunk.send(to, self._node, frame)
 
     def _receive(self) -> None:
         for sender, batch in self._transport.receive():
@@ -121,7 +129,9 @@ class FarNode(Shell):
             if rest and sender in self._workers:
                 self.trunk.send(NODE, sender, messages.encode(rest))
         for to, sender, frame in self.trunk.receive():
-            if to:
+            if to == self._node:
+                self._answer(sender, frame)
+            elif to:
                 self._transport.deliver_from(sender, to, frame)
             else:
                 self._obey(frame)
@@ -134,15 +144,41 @@ class FarNode(Shell):
         elif kind is messages.Pong:
             self.agent.answered(sender, self._clock())
         elif kind is messages.Inspect:
-            answer_as_node(self._transport, sender, message, self._view)
+            answer_as_node(self._transport, sender, message, self._refuse)
         elif kind is messages.Pull:
             self._copies.pull(sender, message)
         elif kind is messages.MakeRoom:
             self._copies.make_room(sender, message)
         return kind in _FOR_AGENT
 
+    def _refuse(self) -> dict[str, Any]:
+        raise RuntimeFault("this machine works for a cluster: ask on the machine of its head")
+
+    def _answer(self, asker: str, frame: bytes) -> None:
+        """To who looks on from the head's machine."""
+        try:
+            asked = [message for message in messages.decode(frame) if type(message) is messages.Inspect]
+        except msgspec.MsgspecError as error:
+            self.trunk.dropped.add("a frame from", asker, str(error))
+            return
+        for message in asked:
+            worker = message.what.removeprefix("signal ")
+            if self.agent.processes.pid(worker):
+                reply(self._transport, asker, message, partial(self._signalled, worker))
+            else:
+                answer_as_node(self._transport, asker, message, self._view)
+
+    def _signalled(self, worker: str) -> messages.Report:
+        """The stacks of one that does not answer by itself."""
+        return messages.Report(0, totals={"text": stacks.read_stacks(self.agent.processes.pid(worker))})
+
     def _view(self) -> dict[str, Any]:
-        raise RuntimeFault("this machine belongs to a cluster: ask on the machine of its head")
+        pids = self.agent.processes.pids()
+        return {
+            "workers": {worker: proc_files.usage(pid) for worker, pid in pids.items()},
+            "store": usage(self._config["session"]),
+            "clock": self._clock(),
+        }
 
     def _obey(self, frame: bytes) -> None:
         try:

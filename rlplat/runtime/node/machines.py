@@ -7,7 +7,7 @@ more, or of another machine's, is dropped. That is the fence.
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +23,10 @@ from rlplat.runtime.link.transport import Transport
 from rlplat.runtime.link.trunk import HeadTrunks
 from rlplat.runtime.node.copies import Copies
 from rlplat.runtime.node.head import AgentOrders, Head
+from rlplat.runtime.node.output import Console, FarOutput
 from rlplat.runtime.wire import agent_messages, messages
 from rlplat.runtime.wire.agent_messages import TrunkMessage
-from rlplat.runtime.wire.messages import DRIVER, NODE
+from rlplat.runtime.wire.messages import ASKER, DRIVER, NODE
 
 _MOST_MACHINES = 32
 _LOOK_S = 0.5
@@ -34,7 +35,6 @@ _SETTINGS = (
     "sys_path",
     "hang_timeout_s",
     "memory_usage_threshold",
-    "log_to_driver",
     "store_full_timeout_s",
 )
 """Of the driver's, which its workers have everywhere."""
@@ -96,6 +96,7 @@ class Machines:
         transport: Transport,
         clock: Callable[[], float],
         config: dict[str, Any],
+        console: Console,
     ) -> None:
         self._head, self._transport, self._clock = head, transport, clock
         self.trunks = trunks
@@ -106,8 +107,8 @@ class Machines:
         """Ids that were given out."""
         self._num_given = 0
         self._look_at = 0.0
-        self.write: Callable[[str], Any] = sys.stderr.write
-        """Text for the driver's stderr."""
+        self._console = console
+        self._output = FarOutput(console, os.path.join(config["folder"], "logs"), config["log_to_driver"])
         transport.forward = self._outward
         self.copies = Copies(config["session"], NODE, self._send_on, transport.post)
         self._graves: dict[str, _Grave] = {}
@@ -121,11 +122,13 @@ class Machines:
     # -- frames between clients
 
     def _node_of(self, client: str) -> str:
-        """ "" for one that is not there."""
+        """ "" for one that is not there. (An agent goes by the name of its machine.)"""
         worker = self._head.scheduler.placing.workers.get(client)
         if worker is not None:
             return worker.node.name
-        return NODE if client in (NODE, DRIVER) else ""
+        if client in self._far:
+            return client
+        return NODE if client in (NODE, DRIVER) or client.startswith(ASKER) else ""
 
     def _outward(self, sender: str, to: str, frame: bytes) -> None:
         """From a client on this machine, or from the head itself."""
@@ -188,11 +191,14 @@ class Machines:
         elif kind is agent_messages.AskLease:
             self._far[node].tell(agent_messages.Lease(message.number))
         elif kind is agent_messages.WorkerEnded and self._node_of(message.worker) == node:
+            self._output.forget(message.worker)
             self._head.worker_lost(message.worker, message.reason, message.kind)
         elif kind is agent_messages.EnvSettled:
             self._head.env_settled(message.key, message.error)
         elif kind is agent_messages.Printed:
-            self.write(message.text)
+            self._output.take(node, message)
+        elif kind is agent_messages.Said:
+            self._console.write(message.text)
         elif kind in (agent_messages.AskChunk, agent_messages.Chunk, agent_messages.DropCopies):
             self._send_on(message)
         elif kind is agent_messages.AllDead:
@@ -271,7 +277,7 @@ class Machines:
 
     def _lose(self, node: str, reason: str) -> None:
         del self._far[node]
-        self.write(f"rlplat: machine {node} is lost: {reason}\n")
+        self._console.write(f"rlplat: machine {node} is lost: {reason}\n")
         self._tell_lost([worker for worker, grave in self._graves.items() if grave.node == node])
         self._head.node_lost(node, reason)
 

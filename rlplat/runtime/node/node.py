@@ -72,9 +72,8 @@ class Node(Shell):
 
         self._machines: Machines | None = None
         if keys is not None:
-            joined = trunks(msgspec.convert(keys, Keys))
-            self._machines = Machines(joined, self.head, self._transport, self._clock, config)
-            self._machines.write = self.agent.processes.console.write
+            joined, console = trunks(msgspec.convert(keys, Keys)), self.agent.processes.console
+            self._machines = Machines(joined, self.head, self._transport, self._clock, config, console)
             self.agent.kept = self._machines.copies
             self._listen_to(self._machines.trunks)
 

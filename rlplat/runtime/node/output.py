@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections import deque
 
 from rlplat.runtime.machine.worker_logs import LogFile
+from rlplat.runtime.wire.agent_messages import Printed
 
 MOST_LINES = 2_000
 MOST_BYTES = 1_000_000
@@ -49,6 +51,11 @@ class Console:
         self._waiting += data
         self.flush()
 
+    def show(self, worker: str, name: str, lines: list[str]) -> None:
+        """What a worker has printed."""
+        for line in lines:
+            self.write(f"({name}) {line}\n")
+
     def flush(self, within_s: float = 0.0) -> None:
         """Write as much as there is room for, or will be in that time."""
         while self._waiting and self._has_room(within_s):
@@ -69,12 +76,12 @@ class Console:
 class WorkerOutput:
     """What one worker prints. `forward`: onto the console at all."""
 
-    def __init__(self, console: Console, file: LogFile, forward: bool) -> None:
+    def __init__(self, worker: str, console: Console, file: LogFile, forward: bool) -> None:
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self.report_at: float | None = None
         """When `report` is due: lines were dropped."""
         self.file = file
-        self._console, self._forward = console, forward
+        self._worker, self._console, self._forward = worker, console, forward
         self._rest = b""
         self._second = 0.0
         self._num_lines = self._num_bytes = self._num_dropped = 0
@@ -119,24 +126,55 @@ class WorkerOutput:
         if now - self._second >= 1:
             self.report(name)
             self._second, self._num_lines, self._num_bytes = now, 0, 0
-        for index, line in enumerate(lines):
+        shown: list[str] = []
+        for line in lines:
             self._num_lines += 1
             self._num_bytes += len(line)
             if self._num_lines > MOST_LINES or self._num_bytes > MOST_BYTES:
-                self._num_dropped += len(lines) - index
+                self._num_dropped += len(lines) - len(shown)
                 self.report_at = self._second + 1
-                return
-            self._console.write(f"({name}) {line.decode(errors='replace')}\n")
+                break
+            shown.append(line.decode(errors="replace"))
+        if shown:
+            self._console.show(self._worker, name, shown)
 
     def report(self, name: str) -> None:
         """Say how many lines were dropped, if any were."""
         if self._num_dropped:
             lost = self.file.num_lost_bytes
             where = f", but for {lost:,} bytes that could not be written there" if lost else ""
-            self._console.write(
-                f"({name}) ... {self._num_dropped:,} lines dropped; they are in {self.file.path}{where}\n"
-            )
+            text = f"... {self._num_dropped:,} lines dropped; they are in {self.file.path}{where}"
+            self._console.show(self._worker, name, [text])
         self._num_dropped, self.report_at = 0, None
+
+
+class FarOutput:
+    """At the head: what workers on other machines print, as far as it is shown, is kept beside that of its own.
+
+    (All of it is in the log files of their machine.)
+    """
+
+    def __init__(self, console: Console, folder: str, forward: bool) -> None:
+        self._console, self._folder, self._forward = console, folder, forward
+        self._files: dict[str, tuple[LogFile, str]] = {}
+        """By worker: with who it is, as the file was told."""
+
+    def take(self, node: str, printed: Printed) -> None:
+        worker, name = printed.worker, printed.name
+        who, _, pid = name.rpartition(" pid=")
+        file, told = self._files.get(worker, (None, worker))
+        if file is None:
+            file = LogFile(os.path.join(self._folder, f"{worker}.log"))
+            file.add_to_head(f"# {worker} pid={pid} started={time.time():.0f} on {node}\n")
+        if who != told:
+            file.add_to_head(f"# Actor {who}\n")
+        self._files[worker] = file, who
+        file.write("".join(f"{line}\n" for line in printed.lines).encode(errors="replace"))
+        if self._forward:
+            self._console.show(worker, f"{name} on {node}", printed.lines)
+
+    def forget(self, worker: str) -> None:
+        self._files.pop(worker, None)
 
 
 def _as_seen(line: bytes) -> bytes:

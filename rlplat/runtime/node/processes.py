@@ -108,7 +108,7 @@ class Processes:
     def start(self, worker: str, gpu_ids: tuple[int, ...], env: str = "") -> None:
         start = Start(worker, gpu_ids, env)
         file = LogFile(os.path.join(self.log_folder, f"{worker}.log"))
-        self._processes[worker] = Process(start, WorkerOutput(self.console, file, self._log_to_driver))
+        self._processes[worker] = Process(start, WorkerOutput(worker, self.console, file, self._log_to_driver))
         self._waiting[worker] = start
         self._launch(time.monotonic())
 

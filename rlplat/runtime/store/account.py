@@ -229,17 +229,31 @@ def create_account(session: str, limit: int, full_timeout_s: float) -> None:
         os.close(descriptor)
 
 
+def usage(session: str) -> dict[str, Any]:
+    """What people are shown of a store: no process needs to be asked."""
+    account = Account.open(session)
+    holdings, limit = account.holdings(), account.limit
+    account.close()
+    return {
+        "bytes": sum(holding.used for holding in holdings),
+        "limit_bytes": limit,
+        "spare_bytes": sum(holding.spare for holding in holdings),
+        "spilled_bytes": sum(holding.spilled for holding in holdings),
+        "by_creator": {holding.client: holding.used for holding in holdings if holding.used},
+    }
+
+
 def budget(wanted: int | None, session: str) -> int:
     """Bytes that objects may take: what `init` was told, or a share of RAM bounded by what is free."""
-    usage = shutil.disk_usage(session)
+    disk = shutil.disk_usage(session)
     if wanted is None:
-        return max(_MIN_BYTES, int(min(_SHARE_OF_RAM * memory_limit(), _SHARE_OF_FREE * usage.free)))
+        return max(_MIN_BYTES, int(min(_SHARE_OF_RAM * memory_limit(), _SHARE_OF_FREE * disk.free)))
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < _MIN_BYTES:
         raise OptionError(f"object_store_memory must be a number of bytes, at least 1 MiB, not {wanted!r}")
-    if wanted > usage.total:
+    if wanted > disk.total:
         raise OptionError(
             f"object_store_memory is {wanted / 1e6:.0f} MB, but {os.path.dirname(session)} has "
-            f"{usage.total / 1e6:.0f} MB in all: ask for less, or give the machine (or container: --shm-size) more"
+            f"{disk.total / 1e6:.0f} MB in all: ask for less, or give the machine (or container: --shm-size) more"
         )
     return wanted
 

@@ -66,7 +66,16 @@ class EnvSettled(TrunkMessage, tag=13):
 
 
 class Printed(TrunkMessage, tag=14):
-    """For the driver's stderr."""
+    """By one of its workers."""
+
+    worker: str
+    name: str
+    """Who that is, and its pid: Learner pid=12."""
+    lines: list[str]
+
+
+class Said(TrunkMessage, tag=16):
+    """By itself, for the driver's stderr."""
 
     text: str
 

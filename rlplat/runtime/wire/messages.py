@@ -18,6 +18,8 @@ from rlplat.runtime.wire.node_messages import *  # noqa: F403
 
 NODE, DRIVER = "node", "driver"
 """Client ids; workers are "w1", "w2", ..."""
+ASKER = "cli-"
+"""What the ids of those begin with who only look on (`look.observer`)."""
 KINDS = tuple(Message.__subclasses__())
 
 encode = msgspec.msgpack.Encoder().encode

@@ -113,6 +113,8 @@ def view(placing: Placing, actors: Mapping[str, ActorEntry]) -> dict[str, Any]:
             {
                 "node": state.node,
                 "state": "alive" if state.is_alive else "dead",
+                "machine": state.hostname,
+                "address": state.address,
                 "total": state.total,
                 "available": state.available,
             }
