@@ -21,6 +21,8 @@ MIN_IMAGE_SIZES = {"nature_cnn": 36, "small_cnn": 20, "impala_cnn": 8, "grid_cnn
 (kernel / stride); 8/4, 4/2; three times halved; twice halved (and below 5 pixels a convolution is mostly border)."""
 MANY_NUMBERS = 2_000
 """Beside each other into an MLP: worth a warning."""
+MANY_PIXELS = 160 * 160
+"""In one image: worth a warning; the published networks have 84 x 84 and 96 x 96."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,11 @@ def said_of_observations(
             )
         if not own and path not in encoders and leaf.num_features > MANY_NUMBERS:
             warnings.append(f"{name}: {leaf.num_features:,} numbers go into an MLP; {_too_many(leaf)}")
+        if not own and path in encoders and np.prod(leaf.channels_height_width[1:]) > MANY_PIXELS:
+            warnings.append(
+                f"{name}: images of this size make a network of many millions of weights, and few env steps a second: "
+                "--env-kwargs.image.size 84 scales them down"
+            )
     return lines, warnings
 
 

@@ -154,6 +154,13 @@ def test_it_is_said_what_observations_are_taken_for(leaf: Any, policy: dict[str,
     assert said_of_observations(leaf, **policy) == ([line], [])
 
 
+@pytest.mark.parametrize(("height", "policy", "is_warned"), [(400, {}, 1), (84, {}, 0), (400, {"custom": "m:Net"}, 0)])
+def test_what_a_cnn_should_not_be_given_is_warned_of(height: int, policy: dict[str, str], is_warned: int) -> None:
+    image = ObsSpec("image", (height, 600 if height > 84 else 84, 3), "uint8", layout="HWC")
+    warned = said_of_observations(image, **policy)[1]
+    assert [line.partition("--")[2] for line in warned] == ["env-kwargs.image.size 84 scales them down"] * is_warned
+
+
 def test_what_an_mlp_should_not_be_given_is_warned_of() -> None:
     wide = said_of_observations(ObsSpec("vector", (84, 84), "float32"))[1]
     assert len(wide) == 1 and wide[0].startswith("obs: 7,056 numbers go into an MLP; if it is an image, give its space")
