@@ -33,6 +33,7 @@ What happens before and after this file, in rlplat/rl:
     sampling/rollout.py          cuts the round into minibatches; what a `Minibatch` is
     torch/on_policy.py           takes them on the device, calls the loss
     torch/trainee.py             gradients, of a group of learners their sum, clipping, Adam
+    torch/tensor_rollouts.py     in the place of rollout workers, where the environment is one of tensors
     learning/parameter_server.py the newest weights, for rollout workers and evaluations
 
 Measured with `benchmarks/train.py`; `configs/ppo/` holds the tuned runs.
@@ -51,7 +52,7 @@ from rlplat.rl.learning.learner import OnPolicyLearner
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig
 from rlplat.rl.normalization import PopArt, require_value_head
 from rlplat.rl.run.algorithm import OnPolicy
-from rlplat.rl.sampling.returns import explained_variance, gae
+from rlplat.rl.sampling.returns import gae
 from rlplat.rl.schedules import ClipRange, EntropyCoef, LearningRate, adapted_rate
 from rlplat.rl.torch.on_policy import ActorCriticNet
 from rlplat.section import Count, Epsilon, Norm, Share
@@ -242,10 +243,9 @@ class PPOLearner(OnPolicyLearner[PPOConfig]):
                 break
 
         # Line 7: "theta_old <- theta".
-        batch = rollout.batch
         metrics = self.means(trained, rollout) | {
             "learner/epochs": epochs,
-            "learner/explained_variance": explained_variance(batch.values[batch.valid], rollout.returns[batch.valid]),
+            "learner/explained_variance": rollout.explained_variance(),
             "learner/learning_rate": config.learning_rate,
             "learner/clip_range": config.clip_range,
             "learner/entropy_coef": config.entropy_coef,
@@ -270,10 +270,14 @@ class PPO(OnPolicy[PPOConfig]):
         "numpy": "rlplat.algorithms.other_frameworks.ppo_numpy:NumpyPPO",
     }
     losses = ("loss",)
+    can_sample_in_learner = True
 
     def setup(self) -> None:
         """Parameter server, learners, rollout workers; returns when the first weights are published."""
         self._overlaps = self.settings["overlap_sampling"] = self.overlaps()
+        if self.samples_in_learner:
+            self.learners = self.start_sampling_learner()
+            return
         self.learners = self.start_policies()
         self.workers = self.start_rollout_workers()
         self.learners.wait_until_ready()
@@ -281,6 +285,8 @@ class PPO(OnPolicy[PPOConfig]):
     def step(self) -> Result:
         """One round: sample, update, publish."""
         self.require_open()
+        if self.samples_in_learner:
+            return self.update_alone()
         batches = self.workers.sample(*self.learners.latest(), ahead=self._overlaps)
         report = self.workers.deliver(batches, self.learners.update)
         return self.result(report, self.workers.metrics())

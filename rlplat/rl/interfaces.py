@@ -135,6 +135,8 @@ class UpdateReport(NamedTuple):
     """Episodes that finished in these batches."""
     metrics: dict[str, float]
     """Grouped names: `learner/...`, `rollout/...`, `time/...`."""
+    num_unlisted: int = 0
+    """Episodes that finished before `episodes` in these batches: of thousands only the last ones come home."""
 
 
 @dataclass

@@ -158,7 +158,10 @@ class OnPolicyLearner(Learner[Rolling]):
         "obs_statistics": "_obs_statistics",
         "reward_normalizer": "_learning_rewards",
         "rng": "_rng",
+        "**rollouts": "rollouts",
     }
+    rollouts: Any = None
+    """`TensorRollouts`, where this learner samples by itself (`sample_here`)."""
 
     def __init__(
         self,
@@ -182,13 +185,26 @@ class OnPolicyLearner(Learner[Rolling]):
         saw them are those of another one than that which sees them normalised."""
         self.publish()
 
+    def sample_here(self) -> None:
+        """From now on `update` is given no batches: this process steps a tensor environment, on its device."""
+        from rlplat.rl.torch.tensor_rollouts import TensorRollouts
+
+        self.rollouts = TensorRollouts(self.config, self.net.spec, self.net.network, self.net.device)
+
+    def not_saved(self) -> str:
+        """What `get_state` leaves out, or the empty string."""
+        return "" if self.rollouts is None else str(self.rollouts.not_saved)
+
     def settings_now(self) -> Any:
         """The config, its schedules as the numbers that they have come to."""
         return config_at(self.config, self.env_steps, self.config.stop.env_steps)
 
     def rollout_of(self, batches: Sequence[SampleBatch]) -> Rollout:
         """All environments side by side, with rewards to be learnt from (in the order in which each worker sampled
-        them) and observations as the network takes them."""
+        them) and observations as the network takes them. Without batches, what is sampled here."""
+        if self.rollouts is not None:
+            sampled: Rollout = self.rollouts.roll_out(self.net.network, self.version, self._obs_statistics.weights())
+            return sampled
         rewards = np.concatenate([self._learning_rewards(each) for each in batches], axis=1)
         batch, normalize = join_envs(batches), self._obs_statistics.normalize
         if batch.last_obs is not None:
@@ -202,9 +218,8 @@ class OnPolicyLearner(Learner[Rolling]):
         figures = self.net.read(trained) if trained else []
         bad = [each for each in figures if not math.isfinite(each["gradient_norm"])]
         if bad and self.config.non_finite == "stop":
-            ends = {} if rollout.batch.last_obs is None else {"last_obs": rollout.batch.last_obs}
             terms = {name: number for name, number in bad[0].items() if name != "gradient_norm"}
-            raise self.non_finite(terms, {"obs": rollout.obs, **ends, **rollout.columns})
+            raise self.non_finite(terms, rollout.inputs)
         return self.step_metrics(figures)
 
     def publish_learnt(self, rollout: Rollout, metrics: Mapping[str, float] | None = None) -> UpdateReport:
@@ -212,15 +227,14 @@ class OnPolicyLearner(Learner[Rolling]):
         batch are under those of before."""
         batch = rollout.batch
         rollout.lap("train")
-        self._obs_statistics.update(batch.flat_obs(), batch.flat("valid"))
+        rollout.measure(self._obs_statistics)
         self.env_steps += batch.env_steps
         self.publish_next()
         rollout.lap("publish")
-        metrics = {f"rollout/{name}": seconds for name, seconds in batch.timing.items()} | (
-            rollout.seconds | dict(metrics) if metrics else {}
-        )
+        told = {f"rollout/{name}": seconds for name, seconds in batch.timing.items()} | rollout.told
+        metrics = told | (rollout.seconds | dict(metrics) if metrics else {})
         metrics["learner/weights_version"] = self.version
-        return UpdateReport(batch.env_steps, batch.episodes, metrics)
+        return UpdateReport(batch.env_steps, batch.episodes, metrics, rollout.num_unlisted)
 
     def weights(self) -> Weights:
         if self.first_measured == math.inf and not self._obs_statistics.is_empty:

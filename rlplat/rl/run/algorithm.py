@@ -21,9 +21,11 @@ It has no order of its own: what happens when is written in the `step` of each a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, reduce
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
@@ -51,12 +53,14 @@ from rlplat.rl.sampling.tally import RunTally
 from rlplat.rl.sampling.worker_group import RolloutWorkers
 from rlplat.rl.saved import HasState
 from rlplat.rl.seeding import ProcessSeeds
-from rlplat.rl.spaces import SpaceSpec
+from rlplat.rl.spaces import SpaceSpec, obs_leaves
 from rlplat.rl.spread import spread
 from rlplat.rl.user_code import folder_of, names_in
 
 if TYPE_CHECKING:
     from rlplat import ActorHandle, ObjectRef
+
+log = logging.getLogger("rlplat.start")
 
 
 class Part(Protocol):
@@ -228,6 +232,9 @@ class Algorithm(Generic[Config]):
         """As many as the config says, replaced as it says; make_worker, num_batches: of `RolloutWorkers`."""
         if not has_time_limit(self.config.env, self.config.env_kwargs):
             self.tally.num_envs = max(1, self.config.num_rollout_workers) * self.config.num_envs_per_worker
+        if device := getattr(getattr(self, "spaces", None), "device", ""):
+            name = self.config.env
+            log.warning("warning: tensors of %s (%s) are copied to the host: %s", name, device, self.why_on_host)
         workers = RolloutWorkers(
             make_worker,
             max(1, self.config.num_rollout_workers),
@@ -238,9 +245,14 @@ class Algorithm(Generic[Config]):
         self._worker_groups = [*self._worker_groups, workers]
         return self.add(workers, saved_as)
 
+    @cached_property
+    def why_on_host(self) -> str:
+        """Of a tensor environment: why rollout workers step it."""
+        return f"{self.name} learns from what rollout workers bring"
+
     def result(self, report: UpdateReport, metrics: dict[str, float]) -> Result:
         """One more iteration, in which this was learnt; metrics: more than the report has."""
-        self.tally.count(report.env_steps, report.episodes)
+        self.tally.count(report.env_steps, report.episodes, report.num_unlisted)
         return self.tally.result(report.metrics | metrics)
 
     def require_open(self) -> None:
@@ -356,6 +368,8 @@ class OnPolicy(Algorithm[Rolling]):
     `multi_agent`, of several."""
 
     make_policy = staticmethod(policy_for)
+    can_sample_in_learner: ClassVar[bool] = False
+    """Whether `setup` and `step` ask `samples_in_learner`."""
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -390,13 +404,76 @@ class OnPolicy(Algorithm[Rolling]):
         learner = self.config.learner
         return any(learner_gpus(learner.num_gpus, learner.device, spec) for spec in self.specs)
 
+    @cached_property
+    def samples_in_learner(self) -> bool:
+        """Whether the learner steps the environment itself, which is one of tensors, on its device. Else rollout
+        workers step copies of it."""
+        return isinstance(self.looked_at, SpaceSpec) and bool(self.looked_at.device) and not self.why_on_host
+
+    @cached_property
+    def why_on_host(self) -> str:
+        spaces, config, learner = self.looked_at, self.config, self.config.learner
+        if not self.can_sample_in_learner or not isinstance(spaces, SpaceSpec):
+            return super().why_on_host
+        [spec], is_on_gpu = self.specs, spaces.device.startswith("cuda")
+        leaves = obs_leaves(spec.obs).values()
+        for key, is_hindered in {
+            "num_rollout_workers": config.num_rollout_workers > 1,
+            "framework": config.framework != "torch",
+            "learner.backend": learner.backend == "numpy",
+            "learner.num_learners": learner.num_learners > 1,
+            "learner.device": learner.device != "auto" and (learner.device == "cuda") != is_on_gpu,
+            "overlap_sampling": getattr(config, "overlap_sampling", False) is True,
+            "random_start_steps": config.random_start_steps > 0,
+            "normalize_rewards": config.normalize_rewards,
+            "normalize_value": getattr(config, "normalize_value", False),
+            "policy.core": spec.core != "none",
+            "policy.use_sde": spec.use_sde,
+            "normalize_observations": config.normalize_observations
+            and any(leaf.kind not in ("vector", "mask") for leaf in leaves),
+        }.items():
+            if is_hindered:
+                return f"{key} is {reduce(getattr, key.split('.'), config)}"
+        if spec.action.kind == "composite":
+            return f"actions are {spec.action}"
+        if not is_on_gpu and spaces.device != "cpu":
+            return "learners compute on cpu and cuda"
+        own = self.learner_class
+        return "" if own.__module__.startswith("rlplat.") else f"{own.__name__} is a learner of your own"
+
+    def start_sampling_learner(self) -> LearnerGroup:
+        """The one learner, of a tensor environment that it steps itself."""
+        device = "cuda" if cast(SpaceSpec, self.looked_at).device.startswith("cuda") else "cpu"
+        self.settings["learner"] = self.settings["learner"] | {"backend": "torch", "device": device}
+        learners: LearnerGroup = self.start_policies()
+        learners.wait_until_ready()
+        rlplat.get([handle.sample_here.remote() for handle in learners.handles])
+        self.notes = (f"the learner steps {self.config.env} itself: rollouts and updates are on {device}",)
+        return learners
+
+    def update_alone(self) -> Result:
+        """One round of a learner that samples itself."""
+        started = perf_counter()
+        report = self.learners.update(())
+        sample_s = report.metrics["rollout/sample_s"]
+        update_s = perf_counter() - started - sample_s
+        return self.result(report, {"time/sample_s": sample_s, "time/update_s": update_s})
+
     def preload(self) -> tuple[str, ...]:
         """Without torch, where numpy or TensorFlow computes."""
+        if self.samples_in_learner:
+            return ("torch",)
         return self.computation.preload(self.config, lambda: self.specs)
 
     def look(self) -> list[PolicySpec]:
         """At the environment, ahead of the first actor: the specs of the policies."""
         self.spaces, specs = self.looked_at, self.specs
+        leaves = obs_leaves(self.spaces.obs) if isinstance(self.spaces, SpaceSpec) and self.spaces.device else {}
+        if {"policy", "critic"} <= {path.partition("/")[0] for path in leaves} and not self.config.policy.obs_groups:
+            log.warning(
+                "warning: the actor sees the critic's observations, too: --policy.obs-groups '{actor: [policy], "
+                "critic: [critic]}' divides them"
+            )
         self.notes = self.computation.notes(self.config, specs)
         return specs
 
@@ -417,4 +494,6 @@ class OnPolicy(Algorithm[Rolling]):
 
     @property
     def not_saved(self) -> tuple[str, ...]:
+        if self.samples_in_learner:
+            return tuple(filter(None, rlplat.get([handle.not_saved.remote() for handle in self.learners.handles])))
         return self.workers.not_saved()

@@ -1,4 +1,5 @@
 """Returns and advantages: pure functions over float32[T, B], time first; vectorised over B, one short loop over T.
+Arrays; `gae` takes torch tensors, too.
 
 One convention throughout: `next_values[t]` is the value of the state that really followed step t (the final observation
 where the episode was cut off). It needs no bootstrap row, and no function has to know how an environment resets itself:
@@ -111,12 +112,12 @@ def explained_variance(values: Array, returns: Array) -> float:
 
 def _discounted_sum(terms: Array, carries: Array) -> Array:
     """y_t = terms_t + carries_t * y_{t+1}, y_T = 0: float32[T, B]."""
-    terms, carries = terms.astype(np.float32, copy=False), carries.astype(np.float32, copy=False)
-    sums = np.empty_like(terms)
-    running = np.zeros(terms.shape[1:], np.float32)
-    for t in range(len(terms) - 1, -1, -1):
-        running = terms[t] + carries[t] * running
-        sums[t] = running
+    if isinstance(terms, np.ndarray):
+        sums, carries = terms.astype(np.float32), carries.astype(np.float32, copy=False)
+    else:
+        sums = terms.clone()
+    for t in range(len(sums) - 2, -1, -1):
+        sums[t] += carries[t] * sums[t + 1]
     return sums
 
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs
+from rlplat.rl.normalization import ObsStatistics
+from rlplat.rl.sampling.returns import explained_variance
 from rlplat.rl.sampling.sample_batch import SampleBatch, episode_starts
 
 
@@ -89,6 +91,10 @@ class Rollout:
     """float32[T, B]"""
     returns: Array = field(default_factory=lambda: _NONE)
     """float32[T, B]"""
+    num_unlisted: int = 0
+    """Episodes that finished before `batch.episodes`."""
+    told: dict[str, float] = field(default_factory=dict)
+    """Metrics of the sampling."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What the update took so far: `time/<lap>_s`."""
     _lapped: float = field(default_factory=perf_counter)
@@ -104,13 +110,28 @@ class Rollout:
         """float32[T*B] by name: the fields of a `Minibatch` that are numbers."""
         of_learner = {"advantages": self.advantages, "returns": self.returns}
         return {name: self.batch.flat(name) for name in ("log_probs", "values")} | {
-            name: column.reshape(-1) for name, column in of_learner.items() if column.size
+            name: column.reshape(-1) for name, column in of_learner.items() if len(column)
         }
 
     @property
     def starts(self) -> Array:
         """bool[T, B]"""
         return episode_starts(self.batch)
+
+    @property
+    def inputs(self) -> dict[str, Obs]:
+        """Arrays by name: what a loss is computed from."""
+        ends = {} if self.batch.last_obs is None else {"last_obs": self.batch.last_obs}
+        return {"obs": self.obs, **ends, **self.columns}
+
+    def explained_variance(self) -> float:
+        """Of the values that acted, in the rows that count."""
+        valid = self.batch.valid
+        return explained_variance(self.batch.values[valid], self.returns[valid])
+
+    def measure(self, statistics: ObsStatistics) -> None:
+        """The observations, as the environments gave them."""
+        statistics.update(self.batch.flat_obs(), self.batch.flat("valid"))
 
     def lap(self, name: str) -> None:
         """Of the update something is done: what it took is a metric."""

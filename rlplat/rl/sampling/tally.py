@@ -21,7 +21,9 @@ class EpisodeWindow:
         self.episodes = 0
         self._last: deque[Episode] = deque(maxlen=WINDOW)
 
-    def extend(self, episodes: Iterable[Episode]) -> None:
+    def extend(self, episodes: Iterable[Episode], num_before: int = 0) -> None:
+        """num_before: episodes that finished before these, of which nothing is known."""
+        self.episodes += num_before
         for episode in episodes:
             self.episodes += 1
             self._last.append(episode)
@@ -70,11 +72,11 @@ class RunTally(Saved):
         self._ended_at: int | None = None
         """`env_steps` when an episode ended last."""
 
-    def count(self, env_steps: int, episodes: Iterable[Episode]) -> None:
-        """Agent decisions that were learnt from, and episodes that finished meanwhile."""
+    def count(self, env_steps: int, episodes: Iterable[Episode], num_unlisted: int = 0) -> None:
+        """Agent decisions that were learnt from, and episodes that finished meanwhile (`UpdateReport`)."""
         self.env_steps += env_steps
         ended = self._window.episodes
-        self._window.extend(episodes)
+        self._window.extend(episodes, num_unlisted)
         if self._window.episodes > ended:
             self._ended_at = self.env_steps
         elif self.num_envs:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_NO_STARTS = np.zeros((0, 0), np.bool_)
+
+
 class Ends:
     """What followed the rows of a rollout: the last observation of every environment, and of every episode that was cut
     off. With the T rows these are the T + 1 of which IMPALA's learner takes the values."""
@@ -114,7 +117,7 @@ class ActorCriticNet:
         self.config = config
         self.trainee = self.make_trainee(config, spec, seed, **where)
         self.device, self.network = self.trainee.device, self.trainee.network
-        self._spec = spec
+        self.spec = spec
         self._names: tuple[str, ...] = ()
 
     def make_trainee(self, config: Any, spec: PolicySpec, seed: np.random.SeedSequence, **where: Any) -> Any:
@@ -169,12 +172,12 @@ class ActorCriticNet:
         import torch
 
         T, B = 2, 3
-        specs = self._spec.obs if isinstance(self._spec.obs, dict) else {"": self._spec.obs}
+        specs = self.spec.obs if isinstance(self.spec.obs, dict) else {"": self.spec.obs}
         leaves = {
             path: (np.ones if leaf.kind == "mask" else np.zeros)((T, B, *leaf.shape), leaf.dtype)
             for path, leaf in specs.items()
         }
-        obs: Any = leaves if isinstance(self._spec.obs, dict) else leaves[""]
+        obs: Any = leaves if isinstance(self.spec.obs, dict) else leaves[""]
         state = np.zeros((B, int(getattr(self.network, "state_size", 0))), np.float32)
         starts = np.zeros((T, B), np.bool_)
         flat = map_obs(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), obs)
@@ -198,8 +201,8 @@ class ActorCriticNet:
 
         batch = rollout.batch
         self._tensor = partial(tensor_on, self.device)
-        self._rollout, self._starts = rollout, rollout.starts
-        self._table = TensorRows(self._spec, rollout.obs, batch.flat("actions"), rollout.columns, self.device)
+        self._rollout, self._starts = rollout, rollout.starts if batch.core_state.size else _NO_STARTS
+        self._table = TensorRows(self.spec, rollout.obs, batch.flat("actions"), rollout.columns, self.device)
         self._core_state = self._tensor(np.array(batch.core_state))
         self._ends = None if batch.last_obs is None else Ends(rollout, self._inputs, self._tensor)
 
@@ -207,7 +210,7 @@ class ActorCriticNet:
         """[N, ...], as the network takes them."""
         from rlplat.rl.torch.tensor_rows import TensorRows
 
-        return TensorRows(self._spec, obs, np.arange(obs_rows(obs)), {}, self.device).take()[0]
+        return TensorRows(self.spec, obs, np.arange(obs_rows(obs)), {}, self.device).take()[0]
 
     def minibatch(self, rows: Rows) -> Minibatch:
         """Of the rollout that was loaded last."""
@@ -218,11 +221,12 @@ class ActorCriticNet:
         if rows.envs is not None:
             made.state = self._core_state[self._tensor(rows.envs)]
             made.starts = self._tensor(self._starts[:, rows.envs])
-        valid = self._rollout.batch.valid.reshape(-1)[rows.rows]
-        if not valid.all():
-            made.counted = self._tensor(np.flatnonzero(valid))
-            for name, column in columns.items():
-                setattr(made, name, column[made.counted])
+        if rows.envs is not None or rows.is_whole:  # others count, all of them
+            valid = self._rollout.batch.valid.reshape(-1)[rows.rows]
+            if not valid.all():
+                made.counted = self._tensor(np.flatnonzero(valid))
+                for name, column in columns.items():
+                    setattr(made, name, column[made.counted])
         if made.advantages is not None:
             made.advantages = (made.advantages - rows.mean) * rows.scale
         return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from rlplat.rl.torch.encoders import TensorObs, channels_last, folded
 
 
 class TensorRows:
-    """Columns are moved to the device once; each minibatch is a few gathers there.
+    """Columns are moved to the device once, if they are not there already; each minibatch is a few gathers there.
 
     rows = TensorRows(spec, obs, actions, {"advantages": advantages, ...}, device)
     obs, actions, columns = rows.take(indices)          # columns["advantages"]: float32[M]
@@ -26,13 +27,16 @@ class TensorRows:
         spec: PolicySpec,
         obs: Obs,
         actions: Array,
-        columns: Mapping[str, Array],
+        columns: Mapping[str, Any],
         device: torch.device,
     ) -> None:
-        """obs: [N, ...] or a dict of such; actions: [N, ...]; columns: float32[N] each."""
+        """obs: [N, ...] or a dict of such; actions: [N, ...]; columns: float32[N] each. Arrays or tensors."""
         self._names = tuple(columns)
-        beside = np.stack(list(columns.values()), axis=1) if columns else np.empty((len(actions), 0), np.float32)
-        self._columns = to_device(torch.from_numpy(beside), device)
+        if all(isinstance(column, np.ndarray) for column in columns.values()):
+            beside = np.stack(list(columns.values()), axis=1) if columns else np.empty((len(actions), 0), np.float32)
+            self._columns = to_device(torch.from_numpy(beside), device)
+        else:
+            self._columns = torch.stack(list(columns.values()), dim=1)
         self._actions = to_device(_tensor(actions), device)
         self._obs: _Leaf | dict[str, _Leaf]
         if isinstance(obs, dict):
@@ -45,10 +49,10 @@ class TensorRows:
             self._obs = _Leaf(obs, spec.obs, spec.encoders.get("", ""), device)
         self._device = device
 
-    def take(self, indices: Array | None = None) -> tuple[TensorObs, Tensor, dict[str, Tensor]]:
+    def take(self, indices: Array | Tensor | None = None) -> tuple[TensorObs, Tensor, dict[str, Tensor]]:
         """indices: int64[M], None: all, without a copy -> obs [M, ...] (images [M, C, H, W] in channels-last memory
         order), actions, columns."""
-        rows = None if indices is None else to_device(torch.from_numpy(indices), self._device)
+        rows = None if indices is None else to_device(_tensor(indices), self._device)
         obs: TensorObs
         if isinstance(self._obs, dict):
             obs = {path: leaf.take(rows) for path, leaf in self._obs.items()}
@@ -68,7 +72,7 @@ class _Leaf:
         """encoder: what takes it as images; a class of the user's own gets stacks as they are."""
         layouts = ("CHW", "TCHW", "THWC") if encoder in MIN_IMAGE_SIZES else ("CHW",)
         self._channels_first = bool(encoder) and leaf.layout in layouts
-        if leaf.kind == "vector":
+        if leaf.kind == "vector" and isinstance(obs, np.ndarray):
             obs = obs.astype(np.float32, copy=False)
         self._tensor = to_device(_tensor(obs), device)
         if self._channels_first:
@@ -95,6 +99,8 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def _tensor(array: Array) -> Tensor:
+def _tensor(array: Array | Tensor) -> Tensor:
+    if isinstance(array, Tensor):
+        return array
     # What came through shared memory is read-only; torch has no read-only tensors and warns about the alias.
     return torch.from_numpy(array if array.flags.writeable else array.copy())
