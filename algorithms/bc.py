@@ -16,8 +16,9 @@ actions are cloned too.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from rlplat.rl.learning.learner import Learner
 from rlplat.rl.normalization import obs_statistics, require_normalizable
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.offline.dataset import read_episodes
+from rlplat.rl.offline.episodes import Episodes
 from rlplat.rl.offline.ring import NOT_SAMPLED, DataConfig, DataRing, Epochs
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec
@@ -117,11 +119,20 @@ class BCLearner(Learner[BCConfig]):
         self._obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
         self._obs_statistics.update(obs, np.ones(episodes.num_steps, np.bool_))
         self._obs_statistics.weights()  # what `normalize` uses from here on
-        normalized = self._obs_statistics.normalize(obs)
-        self._net: TorchBC = computation.net("torch", config, spec, network_seed, normalized, episodes.actions)
+        self._net: Any = computation.net("torch", config, spec, network_seed, *self.columns(episodes))
         self.trainee = self._net.trainee
         self._epochs, self._num_steps = Epochs(episodes.num_steps, order_seed), episodes.num_steps
         self.publish()
+
+    def columns(self, episodes: Episodes) -> tuple[Any, ...]:
+        """What the net is made with, of the data."""
+        obs = self._obs_statistics.normalize(take_obs(episodes.obs, episodes.obs_rows()))
+        return obs, episodes.actions
+
+    def train(self, rows: Array, learning_rate: float) -> dict[str, float]:
+        """One gradient step on these rows -> its figures."""
+        loss, norm = self._net.train(rows, learning_rate)
+        return {"loss": loss, "gradient_norm": norm}
 
     def update(self, *batches: Any) -> UpdateReport:
         """One round; publishes version + 1."""
@@ -130,11 +141,12 @@ class BCLearner(Learner[BCConfig]):
         trained: list[dict[str, float]] = []
         for _ in range(num_updates):
             rows = self._epochs.rows(self.env_steps, config.batch_size)
-            loss, norm = self._net.train(rows, learning_rate)
+            figures = self.train(rows, learning_rate)
             self.env_steps += config.batch_size
-            if not math.isfinite(norm) and config.non_finite == "stop":
-                raise self.non_finite({"loss": loss}, {}, "set normalize_observations")
-            trained.append({"loss": loss, "gradient_norm": norm})
+            if not math.isfinite(figures["gradient_norm"]) and config.non_finite == "stop":
+                losses = {name: figure for name, figure in figures.items() if name != "gradient_norm"}
+                raise self.non_finite(losses, {}, "set normalize_observations")
+            trained.append(figures)
         learnt = perf_counter()
         self.publish_next()
         metrics = self.step_metrics(trained) | {
@@ -156,7 +168,8 @@ class BC(DataRing[BCConfig]):
     """
 
     name, config_class, learner_class = "bc", BCConfig, BCLearner
-    nets, losses = {"torch": TorchBC}, ("loss",)
+    nets: ClassVar[Mapping[str, Any]] = {"torch": TorchBC}
+    losses: ClassVar[tuple[str, ...]] = ("loss",)
     make_policy = staticmethod(policy_for)
 
     def check_spaces(self) -> None:

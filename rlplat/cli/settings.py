@@ -13,8 +13,8 @@ from rlplat.cli.parser import Parser, command
 _HELP = """\
 Show every setting of an algorithm: its default, what it takes and what it means.
 
-ALGO  ppo, dqn, pqn, r2d2, apex, sac, discrete_sac, td3, tqc, crossq, mbpo, impala, a3c, es, alphazero, bc, cql, \
-td3_bc, or module:Class
+ALGO  ppo, dqn, pqn, r2d2, apex, sac, discrete_sac, td3, tqc, crossq, mbpo, impala, a3c, es, alphazero, bc, \
+iql, td3_bc, cql, or module:Class
 --env NAME  mark what the config for this environment changes
 --json  print one JSON array
 

@@ -27,7 +27,7 @@ Train an agent. Needs --algo and --env, or a config file, or --resume.
 CONFIG?  a run's settings: a YAML file, or a shipped config such as ppo/Pong (rlplat configs lists them)
 --no-config  the algorithm's plain defaults, not the tuned config of this environment
 --algo NAME  ppo, dqn, pqn, r2d2, apex, sac, discrete_sac, td3, tqc, crossq, mbpo, impala, a3c, es, alphazero, bc, \
-cql, td3_bc, or module:Class
+iql, td3_bc, cql, or module:Class
 --env NAME  the environment: CartPole-v1, Pong, pkg.module:Env, ./file.py:Env
 --seed N  root of all random numbers of the run
 --seeds LIST  a run for each of these seeds, one after the other: 1-5, or 1,2,7

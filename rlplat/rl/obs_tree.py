@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlplat.rl.interfaces import Array, Obs
-from rlplat.rl.spaces import MASK, ObsSpec
+from rlplat.rl.spaces import MASK, ActionSpec, ObsSpec, action_leaves
 
 
 def map_obs(f: Callable[..., Any], *obs: Any) -> Any:
@@ -109,3 +109,23 @@ def _leaf_features(obs: Array, leaf: ObsSpec) -> Array:
         one_hot = [np.eye(n, dtype=np.float32)[rows[:, i]] for i, n in enumerate(leaf.nvec)]
         return np.concatenate(one_hot, axis=1)
     return rows.astype(np.float32, copy=False)
+
+
+def flat_actions(actions: Array, spec: ActionSpec) -> Array:
+    """actions: [N, ...] -> float32[N, K]: a Box in units of half the width of its bounds, where it has some, choices
+    one-hot, bits as they are."""
+    columns, start, parts = actions.reshape(len(actions), -1), 0, []
+    for part in action_leaves(spec):
+        own = columns[:, start : start + part.flat_size]
+        start += part.flat_size
+        if part.kind == "box":
+            low, high = np.array(part.low, np.float64), np.array(part.high, np.float64)
+            bounded = np.isfinite(low) & np.isfinite(high)
+            low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+            parts.append((2.0 * own - low - high) / (high - low))
+        elif part.kind == "multi_binary":
+            parts.append(own)
+        else:
+            counts = part.nvec or (part.n,)
+            parts += [np.eye(n)[own[:, i].astype(np.int64)] for i, n in enumerate(counts)]
+    return np.concatenate(parts, axis=1).astype(np.float32)

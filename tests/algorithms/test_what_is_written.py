@@ -29,6 +29,7 @@ from rlplat.algorithms import (
     dqn,
     es,
     impala,
+    iql,
     mbpo,
     ppo,
     pqn,
@@ -123,6 +124,7 @@ FILES: dict[str, tuple[Any, str, dict[str, str], dict[str, Any]]] = {
     "mbpo": (mbpo, "MBPO", {"": "actor_loss"}, BOUNDED | {"model": MODEL, "env_steps_per_update": 4}),
     "cql": (cql, "CQL", {"log_sum_exp_q": "log_sum_exp_q"}, OFFLINE),
     "td3_bc": (td3_bc, "TD3BC", {"actor_loss": "actor_loss"}, OFFLINE | {"policy_delay": 1}),
+    "iql": (iql, "IQL", {each: each for each in ("expectile_loss", "advantage_weights")}, OFFLINE),
     "bc": (bc, "BC", {"cloning_loss": "loss"}, OFFLINE),
     "alphazero": (alphazero, "AlphaZero", {"losses": "loss"}, GAMES),
     "es": (

@@ -59,6 +59,7 @@ def test_help_loads_next_to_nothing() -> None:
         "rlplat.algorithms.dqn",
         "rlplat.algorithms.es",
         "rlplat.algorithms.impala",
+        "rlplat.algorithms.iql",
         "rlplat.algorithms.mbpo",
         "rlplat.algorithms.ppo",
         "rlplat.algorithms.pqn",

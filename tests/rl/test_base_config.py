@@ -173,6 +173,7 @@ def test_every_algorithm_has_its_families() -> None:
         "bc": set(),  # what suits depends on the data
         "cql": set(),
         "td3_bc": set(),
+        "iql": set(),
         "discrete_sac": set(),
         "r2d2": set(),
         "apex": {"_atari"},

@@ -11,11 +11,13 @@ from rlplat.rl.obs_tree import (
     concat_obs,
     copy_obs,
     find_not_finite,
+    flat_actions,
     map_obs,
     obs_rows,
     take_obs,
     where_rows,
 )
+from rlplat.rl.spaces import ActionSpec
 
 ARRAY = np.arange(6.0).reshape(3, 2)
 TREE = {"a": ARRAY, "b/c": np.arange(3)}
@@ -58,3 +60,17 @@ def test_where_nothing_can_be_chosen() -> None:
         " for choice 0 (entries 0 to 1)",
     )
     assert find_no_choice(~mask & mask, (5,), everywhere) == (0, "")
+
+
+def test_actions_as_numbers() -> None:
+    """A Box by its bounds, where it has both; choices one-hot; of a Dict each part."""
+    box = ActionSpec("box", shape=(3,), dtype="float32", low=(-2.0, 0.0, -np.inf), high=(2.0, 10.0, 1.0))
+    flat = flat_actions(np.array([[1, 10, -7], [-2, 5, 0.5]], np.float32), box)
+    assert flat.dtype == np.float32 and flat.tolist() == [[0.5, 1, -7], [-1, 0, 0.5]]
+    discrete, bits = ActionSpec("discrete", n=3), ActionSpec("multi_binary", shape=(2,))
+    assert flat_actions(np.array([2, 0]), discrete).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert flat_actions(np.array([[1, 0]]), bits).tolist() == [[1, 0]]
+    several = ActionSpec("multi_discrete", shape=(2,), nvec=(2, 3))
+    assert flat_actions(np.array([[1, 0]]), several).tolist() == [[0, 1, 1, 0, 0]]
+    tree = ActionSpec("composite", parts=(("a", discrete), ("b", box)))
+    assert flat_actions(np.array([[1, 1, 10, -7]], np.float32), tree).tolist() == [[0, 1, 0, 0.5, 1, -7]]

@@ -215,8 +215,11 @@ class OnPolicySettings(CommonSettings, total=False):
     rollout_length: int
 
 
-class BCSettings(DataSettings, total=False):
+class AnyBCSettings(DataSettings, total=False):
     policy: PolicySettings | PolicyConfig
+
+
+class BCSettings(AnyBCSettings, total=False):
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
 
@@ -240,6 +243,14 @@ class OffPolicySettings(AdamWSettings, total=False):
     replay_capacity: int
     save_replay: bool
     hindsight: HindsightSettings | HindsightConfig
+    target_tau: float
+
+
+class IQLSettings(BCSettings, total=False):
+    critic_learning_rate: ScheduleSetting | None
+    expectile: float
+    temperature: float
+    max_advantage_weight: float
     target_tau: float
 
 
@@ -487,6 +498,9 @@ class AnySettings(AnyDQNSettings, AnyTD3Settings, AnySACSettings, RecordedSettin
     c_bar: float
     trace_lambda: float
     clip_range: ScheduleSetting | None
+    expectile: float
+    temperature: float
+    max_advantage_weight: float
     model: ModelSettings | Section
     model_period: int
     model_rollout_length: ScheduleSetting
