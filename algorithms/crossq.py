@@ -39,7 +39,7 @@ from rlplat.rl.off_policy.ring import bounded_actor
 from rlplat.rl.policies.bounded_actor import ActorSpec, Renorm
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.unused_settings import Unused
-from rlplat.section import Count, CountOrZero
+from rlplat.section import MANY, Count, CountOrZero
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +69,8 @@ class CrossQConfig(SACConfig):
     """Adam's step size."""
     learning_starts: Count = 5_000
     """Env steps before the first gradient step, with actions drawn uniformly between the bounds."""
+    batch_size: int = Field(default=256, ge=2, le=MANY)
+    """Transitions per gradient step; one alone has no statistics."""
     adam_beta1: float = Field(default=0.5, ge=0.0, lt=1.0)
     """Adam's beta_1, of actor and critics: momentum."""
     policy_delay: Count = 3

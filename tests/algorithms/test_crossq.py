@@ -144,9 +144,11 @@ def test_what_acts_is_the_actor_by_running_statistics() -> None:
     np.testing.assert_allclose(policy.act(obs, deterministic=True).actions, expected, atol=1e-4)
 
 
-def test_settings_that_have_no_effect_are_refused() -> None:
+def test_settings_that_cannot_be_or_have_no_effect_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"target_tau=0\.1 has no effect: there are no target networks"):
         CrossQConfig(env="Pendulum-v1", target_tau=0.1)
     with pytest.raises(ConfigError, match=r"policy\.layer_norm=True has no effect: batch renormalisation"):
         CrossQConfig(env="Pendulum-v1", policy={"layer_norm": True})
+    with pytest.raises(ConfigError, match="batch_size"):
+        CrossQConfig(env="Pendulum-v1", batch_size=1)
     assert CrossQConfig(env="Pendulum-v1", policy={"hidden_sizes": [8]}).policy.critic_hidden_sizes == [2048, 2048]

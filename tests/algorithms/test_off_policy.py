@@ -194,6 +194,36 @@ class Spot(gym.Env[Any, Any]):
         return self.reset()[0], reward, True, False, {}
 
 
+class Twice(gym.Env[Any, Any]):
+    """The best action is twice the observation, episodes are one step."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._seen = self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)
+        return self._seen, {}
+
+    def step(self, action: Any) -> Any:
+        reward = -abs(float(action[0]) - 2.0 * float(self._seen[0]))
+        return self.reset()[0], reward, True, False, {}
+
+
+@pytest.mark.parametrize("algorithm", [TQC, CrossQ])
+def test_learns_what_pays(runtime: None, algorithm: Any) -> None:
+    """Uniform actions get -1.1."""
+    more = {"env": f"{__name__}:Twice", "n_step": 1, "learning_starts": 100, "batch_size": 32, "learning_rate": 3e-3}
+    more |= {"num_envs_per_worker": 8, "entropy_coef": 0.01, "policy": {"hidden_sizes": [32]}}
+    if algorithm is CrossQ:
+        more |= RENORMED | {"policy_delay": 1}
+    with algorithm(algorithm.config_class(**(QUICK | more))) as running:
+        for _ in range(12):  # of 64 steps each
+            running.step()
+        returns = [episode.episode_return for episode in running.evaluate(50)]
+    assert np.mean(returns) > -0.3, returns
+
+
 PIXELS: dict[str, Any] = {
     "env": f"{__name__}:Spot",
     "num_envs_per_worker": 8,
