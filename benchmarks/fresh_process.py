@@ -80,6 +80,7 @@ def measure(peer: str, settle_s: float) -> list[Sample]:
         started = time.perf_counter()
         _finish(_start(_BARE))
         return [Sample(peer, INIT, "first result", "ms", (time.perf_counter() - started) * 1e3)]
+    _finish(_start(_program(peer, idle="")))  # compiles what has no bytecode
     import_ms, num_modules = map(float, _finish(_start(_IMPORT.format(module=_MODULE[peer]))).split())
     started = time.perf_counter()
     first_ms, shutdown_ms = map(float, _finish(_start(_program(peer, idle=""))).split())
@@ -118,13 +119,15 @@ def _options(peer: str) -> str:
 
 
 def _start(program: str) -> subprocess.Popen[str]:
+    """With bytecode, as packages that were installed have it."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, **RAY_ENVIRONMENT},
+        env={**environment, **RAY_ENVIRONMENT},
     )
 
 

@@ -20,8 +20,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends the driver ends us, by its pipe
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from rlplat.machine_limits import raise_file_limit
+    from rlplat.runtime.link import link  # noqa: F401  (and ZeroMQ: what both need is imported once, and shared)
     from rlplat.runtime.machine.session import adopt_orphans
-    from rlplat.runtime.wire import messages  # noqa: F401  (what both need: imported once)
 
     line = b""
     while not line.endswith(b"\n"):
