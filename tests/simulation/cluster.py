@@ -357,7 +357,7 @@ class SimFarNode(_Runs, FarNode):
         self.name, self._cluster = node, cluster
         self._wake_at = self._fence_at = 0.0
         _Runs.__init__(self)
-        self.trunk.tell(agent_messages.Join(node, machine.total, cluster.num_spares, "", "10.0.0.2"))
+        self._join()
 
     def _round(self) -> None:
         if self.end:
@@ -414,10 +414,11 @@ class SimFarNode(_Runs, FarNode):
             self._cluster.end_workers(self.name)
             self.trunk.break_off(head_hears=head_hears, agent_hears=False)
             self._ends("its machine is off")
+            self.machine.ended = ""  # what has begun it is gone as well
 
     def _ends(self, how: str) -> None:
         self.world.end(self.name, how)
-        self.machine.node = None
+        self.machine.node, self.machine.ended = None, self.name
         self.machine.ask_soon()
 
 
@@ -427,6 +428,8 @@ class SimMachine:
     def __init__(self, cluster: Cluster, name: str, total: dict[str, float]) -> None:
         self.cluster, self.name, self.total = cluster, name, total
         self.node: SimFarNode | None = None
+        self.ended = ""
+        """Its last session."""
         self.held_until = {"up": 0.0, "down": 0.0}
         """Nothing passes to the head, and from it, until then."""
 
@@ -437,7 +440,7 @@ class SimMachine:
     def _ask(self) -> None:
         asker = SimAgentTrunk(self.cluster.net, "", lambda: self._answered(asker))
         self._hold(asker)
-        asker.tell(agent_messages.AskProgram("the same"))
+        asker.tell(agent_messages.AskProgram("the same", self.ended))
 
     def _answered(self, asker: SimAgentTrunk) -> None:
         for *_, frame in asker.receive():

@@ -43,7 +43,7 @@ def run_seed(
     outcome = Outcome(seed)
     gc.disable()  # refs are dropped when the program drops them, never when the collector feels like it
     try:
-        with simulated(world), _folder(world):
+        with simulated(world), session_folders(world):
             try:
                 _run(world, history, outcome, about_loans, about_machines)
             except BaseException as error:
@@ -60,7 +60,7 @@ def run_seed(
 
 
 @contextlib.contextmanager
-def _folder(world: World) -> Iterator[None]:
+def session_folders(world: World) -> Iterator[None]:
     """For session folders, in which a transport looks for who is on its machine."""
     world.folder = tempfile.mkdtemp(prefix="sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     try:

@@ -268,11 +268,16 @@ def kill_sessions_of(process: str) -> None:
         for name in os.listdir(root):
             path = os.path.join(root, name)
             if name.startswith(f"{_PREFIX}{process}-") and is_own_folder(path):
-                deadline = time.monotonic() + _KILL_S
-                while time.monotonic() < deadline and (left := _marked(f"{MARK}={name}".encode())):
-                    _kill(left)
-                    time.sleep(0.01)
-                remove_session(path)
+                kill_session(path)
+
+
+def kill_session(path: str) -> None:
+    """Its processes, and its folder."""
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline and (left := _marked(f"{MARK}={os.path.basename(path)}".encode())):
+        _kill(left)
+        time.sleep(0.01)
+    remove_session(path)
 
 
 def _roots() -> list[str]:

@@ -101,12 +101,17 @@ class FarNode(Shell):
         self.agent.kept = self._copies
 
     def run(self) -> None:
-        total = self._config["total"]
-        self.trunk.tell(
-            agent_messages.Join(self._node, total, num_spares(total), socket.gethostname(), self._config["address"])
-        )
+        self._join()
         os.write(1, b"ready\n")
         self._run()
+
+    def _join(self) -> None:
+        config = self._config
+        total, session = config["total"], os.path.basename(config["session"])
+        self.agent.processes.lease_zygote(self._lease.until + ZYGOTE_S)  # before there are workers
+        self.trunk.tell(
+            agent_messages.Join(self._node, total, num_spares(total), socket.gethostname(), config["address"], session)
+        )
 
     def _is_needed(self) -> bool:
         if self.trunk.has_ended:

@@ -43,8 +43,8 @@ _SETTINGS = (
 class FarAgent:
     """What the head asks of an agent on another machine: by message."""
 
-    def __init__(self, trunks: HeadTrunks, node: str, now: float) -> None:
-        self._trunks, self.node, self._machine = trunks, node, node.encode()
+    def __init__(self, trunks: HeadTrunks, node: str, session: str, now: float) -> None:
+        self._trunks, self.node, self.session, self._machine = trunks, node, session, node.encode()
         self.patience = Patience(now)
         self._using: dict[str, InUse] = {}
 
@@ -181,10 +181,12 @@ class Machines:
     def _hear(self, machine: bytes, node: str, message: Any) -> None:
         kind = type(message)
         if kind is agent_messages.AskProgram:
+            for ended in [name for name, far in self._far.items() if far.session == message.ended]:
+                self._lose(ended, "its node process has ended")
             self.trunks.tell(machine, self._answer(message))
         elif kind is agent_messages.Join and node == message.node and node in self._expected:
             self._expected.discard(node)
-            m, self._far[node] = message, FarAgent(self.trunks, node, self._clock())
+            m, self._far[node] = message, FarAgent(self.trunks, node, message.session, self._clock())
             self._head.node_joined(NodeJoined(node, m.total, m.num_spares, m.address, m.hostname), self._far[node])
         elif node not in self._far:  # it was declared dead, and does not know it yet
             return

@@ -25,9 +25,9 @@ from rlplat.runtime.machine.hardware import machine_resources
 from rlplat.runtime.machine.session import (
     is_own_folder,
     is_session_alive,
+    kill_session,
     kill_sessions_of,
     make_session,
-    remove_session,
     start_time,
 )
 from rlplat.runtime.start import join_file
@@ -52,12 +52,13 @@ def serve(path: str, num_cpus: float | None, num_gpus: int | None, resources: di
     try:
         with _registered(keys):
             say(f"this machine waits for programs of the cluster at {keys.address}")
+            ended = ""
             while True:
-                program, address = _ask(keys)
+                program, address = _ask(keys, ended)
                 if program is None:
                     time.sleep(_ASK_EVERY_S)
                 else:
-                    _work_for(program, keys, address, total)
+                    ended = _work_for(program, keys, address, total)
     except _Stopped:
         say("stopped")
 
@@ -66,8 +67,9 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise _Stopped
 
 
-def _ask(keys: Keys) -> tuple[agent_messages.Program | None, str]:
-    """The program that there is, and this machine's address as the head sees it. ConfigError when we do not fit."""
+def _ask(keys: Keys, ended: str) -> tuple[agent_messages.Program | None, str]:
+    """The program that there is, and this machine's address as the head sees it. ConfigError when we do not fit.
+    `ended`: the session of the last one."""
     try:
         with socket.create_connection(join_file.host_and_port(keys), _ANSWER_S) as probe:
             address = str(probe.getsockname()[0])
@@ -75,7 +77,7 @@ def _ask(keys: Keys) -> tuple[agent_messages.Program | None, str]:
         return None, ""
     trunk = AgentTrunk(keys)
     try:
-        trunk.tell(agent_messages.AskProgram(versions()))
+        trunk.tell(agent_messages.AskProgram(versions(), ended))
         poller = select.poll()
         for descriptor in trunk.fds:
             poller.register(descriptor, select.POLLIN)
@@ -93,7 +95,8 @@ def _ask(keys: Keys) -> tuple[agent_messages.Program | None, str]:
     return None, ""
 
 
-def _work_for(program: agent_messages.Program, keys: Keys, address: str, total: dict[str, float]) -> None:
+def _work_for(program: agent_messages.Program, keys: Keys, address: str, total: dict[str, float]) -> str:
+    """Returns the name of the session that it had: all its processes are dead."""
     session = make_session()
     node: subprocess.Popen[bytes] | None = None
     settings = program.settings
@@ -119,7 +122,8 @@ def _work_for(program: agent_messages.Program, keys: Keys, address: str, total: 
     finally:
         if node is not None:
             _end(node)
-        remove_session(session)
+        kill_session(session)  # where the node was killed its zygote is at it
+    return os.path.basename(session)
 
 
 def _end(node: subprocess.Popen[bytes]) -> None:

@@ -26,6 +26,8 @@ class AskProgram(TrunkMessage, tag=1):
 
     versions: str
     """Of Python and rlplat, in words: these must be the same everywhere."""
+    ended: str = ""
+    """Its last session, of which all processes are dead."""
 
 
 class Program(TrunkMessage, tag=2):
@@ -48,6 +50,8 @@ class Join(TrunkMessage, tag=10):
     num_spares: int
     hostname: str
     address: str
+    session: str
+    """The name of its session's folder, which no other has anywhere."""
 
 
 class AskLease(TrunkMessage, tag=11):
