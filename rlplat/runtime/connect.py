@@ -22,8 +22,9 @@ _BACKENDS = {
     "ray": "rlplat.runtime.ray.start",
 }
 """The module of each backend: its `open_backend` takes `Settings`, and is imported when it is asked for."""
-_MACHINES_S = 1.5
-"""How long after the last one another is waited for: they look for a program every half second, and start in one."""
+_MACHINES_S, _MOST_S = 1.5, 30.0
+"""How long after the last one another is waited for: they look for a program every half second, and start in one. How
+long for those that do not come to an end with that."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -141,12 +142,13 @@ def init(
 
 def _wait_for_machines() -> None:
     """A program that looked at once would find this machine alone, and use no other: those that wait for one ask for it
-    every half second, and need a second to start."""
+    every half second, and need a second to start; or more, on a busy machine."""
     known, until = 1, time.monotonic() + _MACHINES_S
+    longest = until + _MOST_S
     while (now := time.monotonic()) < until:
-        num_nodes = len(connected().cluster().nodes)
-        if num_nodes > known:
-            known, until = num_nodes, now + _MACHINES_S
+        cluster = connected().cluster()
+        if len(cluster.nodes) > known or (cluster.num_joining and now < longest):
+            known, until = len(cluster.nodes), now + _MACHINES_S
         time.sleep(0.05)
 
 

@@ -64,6 +64,7 @@ class Head:
         self._agent_of: dict[str, AgentOrders] = {}
         """By worker."""
         self.clients: set[str] = set()
+        self.num_joining: Callable[[], int] = lambda: 0
         self.on_elsewhere: dict[type, Callable[[str, Any], None]] = {}
         """What clients ask of a node that has to do with other machines."""
         self.on_settled: Callable[[list[str]], None] = lambda workers: None
@@ -217,7 +218,7 @@ class Head:
         elif kind is messages.AskCluster:
             state = self.scheduler
             nodes, groups, here = state.node_states(), state.group_states(), state.place_of(sender)
-            self._post(sender, messages.Cluster(message.request, nodes, groups, here))
+            self._post(sender, messages.Cluster(message.request, nodes, groups, here, self.num_joining()))
         elif kind is messages.KeepCreation:
             self._keep_creation(message)
         elif kind is messages.Done:

@@ -30,6 +30,8 @@ from rlplat.runtime.wire.messages import ASKER, DRIVER, NODE
 
 _MOST_MACHINES = 32
 _LOOK_S = 0.5
+_START_S = 20.0
+"""A machine that has not joined so long after it heard of the program is waited for no more."""
 _SETTINGS = (
     "preload",
     "sys_path",
@@ -103,13 +105,14 @@ class Machines:
         self._versions: str = config["versions"]
         self._settings = {name: config[name] for name in _SETTINGS}
         self._far: dict[str, FarAgent] = {}
-        self._expected: set[str] = set()
-        """Ids that were given out."""
+        self._expected: dict[str, float] = {}
+        """Ids that were given out, and until when whoever has one is waited for."""
         self._num_given = 0
         self._look_at = 0.0
         self._console = console
         self._output = FarOutput(console, os.path.join(config["folder"], "logs"), config["log_to_driver"])
         transport.forward = self._outward
+        head.num_joining = self._num_joining
         self.copies = Copies(config["session"], NODE, self._send_on, transport.post)
         self._graves: dict[str, _Grave] = {}
         head.on_died, head.on_settled = self._died, self._settled
@@ -185,7 +188,7 @@ class Machines:
                 self._lose(ended, "its node process has ended")
             self.trunks.tell(machine, self._answer(message))
         elif kind is agent_messages.Join and node == message.node and node in self._expected:
-            self._expected.discard(node)
+            del self._expected[node]
             m, self._far[node] = message, FarAgent(self.trunks, node, message.session, self._clock())
             self._head.node_joined(NodeJoined(node, m.total, m.num_spares, m.address, m.hostname), self._far[node])
         elif node not in self._far:  # it was declared dead, and does not know it yet
@@ -266,8 +269,12 @@ class Machines:
             return agent_messages.Refused(f"the cluster has {_MOST_MACHINES} machines, which is as many as it may")
         self._num_given += 1
         node = f"n{self._num_given + 1}"
-        self._expected.add(node)
+        self._expected[node] = self._clock() + _START_S
         return agent_messages.Program(node, self._settings)
+
+    def _num_joining(self) -> int:
+        now = self._clock()
+        return sum(at > now for at in self._expected.values())
 
     # -- time
 

@@ -234,6 +234,8 @@ class Cluster(Message, tag=71):
     nodes: list[NodeState]
     groups: list[GroupState]
     here: Place
+    num_joining: int = 0
+    """Machines that have heard of this program, and start."""
 
 
 class KeepCreation(Message, tag=72):

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -483,6 +484,34 @@ def test_machines_work_for_one_program_after_the_other(join: str, start: Start) 
         rlplat.shutdown()
     assert len(sessions) == 2
     assert soon(lambda: not any(marked_pids(session) for session in sessions))
+
+
+def test_a_machine_that_is_slow_to_start_is_waited_for(join: str) -> None:
+    keys = join_file.read(join)
+    trunks: list[AgentTrunk] = []
+    heard: list[Any] = []
+
+    def answer() -> Any:
+        return next((agent_messages.decode(frame) for *_, frame in trunks[-1].receive()), None)
+
+    def be_slow() -> None:
+        while not trunks or trunks[-1].has_ended:  # the head is not there yet
+            trunks.append(AgentTrunk(keys))
+            trunks[-1].tell(agent_messages.AskProgram(versions()))
+            soon(lambda: trunks[-1].has_ended or heard.append(answer()) or heard[-1])
+        time.sleep(2.5)  # its interpreter starts; longer than `init` waits for nobody
+        trunks.append(AgentTrunk(keys, heard[-1].node))
+        trunks[-1].tell(agent_messages.Join(heard[-1].node, {"CPU": 1.0, "GPU": 0.0}, 0, "slow", "", "s"))
+
+    slow = threading.Thread(target=be_slow)
+    slow.start()
+    init(join)
+    found = alive()
+    slow.join()
+    rlplat.shutdown()
+    for trunk in trunks:
+        trunk.close()
+    assert found == ["n2", "node"]
 
 
 def test_a_second_program_at_the_same_time_is_refused(join: str) -> None:
