@@ -91,6 +91,7 @@ class DQNConfig(OffPolicyConfig):
         **OffPolicyConfig.unused,
         "learner.backend": Unused("there is no numpy learner", is_error=True, harmless=("torch",)),
         "policy.share_encoder": Unused("a Q-network has one encoder"),
+        "multi_agent.centralized_critic": Unused("there is no critic beside Q: ppo has one", is_error=True),
         "policy.critic_hidden_sizes": Unused("the Q-network is the critic: set policy.hidden_sizes", is_error=True),
         **dict.fromkeys(
             (f"policy.{key}" for key in ("squash_actions", "rescale_actions", "initial_log_std")),

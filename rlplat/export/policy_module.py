@@ -51,7 +51,8 @@ class PolicyModule(nn.Module):
         specs = {path: spec for path, spec in obs_leaves(self.spaces.obs).items() if spec.kind != "mask"}
         if len(self.contract.obs) == len(specs):
             return list(specs.items())
-        return [(leaf.path, specs[leaf.path]) for leaf in self.contract.obs]  # those of an actor, by name
+        # Those of an actor, by name; "obs" is what stands alone but for what its critic sees.
+        return [(path, specs[path]) for path in (leaf.path or "obs" for leaf in self.contract.obs)]
 
     def _as_environments_take(self, actions: Tensor) -> list[Tensor]:
         """A policy's actions as one tensor for each part; see `envs.gym_spaces.action_converter`."""

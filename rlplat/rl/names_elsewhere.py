@@ -166,6 +166,7 @@ _OTHERS = {
     "clip_grad gradient_clip": Ours("max_gradient_norm"),
     "normalize_obs": Ours("normalize_observations"),
     "normalize_reward": Ours("normalize_rewards"),
+    "use_centralized_v centralized_critic": Ours("multi_agent.centralized_critic"),
     "use_popart popart use_valuenorm value_normalization": Ours("normalize_value"),
     "clip_reward reward_clip": Ours("clip_rewards"),
     "max_kl": Ours("target_kl"),
@@ -287,6 +288,8 @@ ALGORITHMS_ELSEWHERE = {
     "recurrentppo": Switches("ppo", {"policy.core": "lstm"}),
     "maskableppo": Switches("ppo", {}),
     "appo": Switches("impala", {"clip_range": 0.2}),
+    "mappo": Switches("ppo", {"multi_agent.centralized_critic": True}),
+    "ippo": Switches("ppo", {}),
 }
 """By their names in small letters, without `_` and `-`."""
 

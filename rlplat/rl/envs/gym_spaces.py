@@ -111,6 +111,33 @@ def flat_space(obs: ObsSpec | dict[str, ObsSpec], observation_space: Any) -> Any
     return leaf_space(obs, "")
 
 
+def with_leaf(space: Any, value: Any, name: str, leaf: Any) -> Any:
+    """What is in a space, or the space itself, as a Dict with a leaf more; what stands alone becomes its "obs"."""
+    from gymnasium import spaces
+
+    leaves = dict(value.items()) if isinstance(space, spaces.Dict) else {"obs": value}
+    both = leaves | {name: leaf}
+    return spaces.Dict(both) if value is space else both
+
+
+def side_by_side_space(parts: Mapping[str, Any]) -> Any:
+    """Of what `side_by_side` makes of these spaces."""
+    from gymnasium import spaces
+
+    return spaces.Box(-np.inf, np.inf, (sum(map(spaces.flatdim, parts.values())),), np.float32)
+
+
+def side_by_side(parts: Mapping[str, Any], values: Mapping[str, Any]) -> Array:
+    """float32[N]: the values, flattened, in the order of their spaces; zeros for those that are not there."""
+    from gymnasium import spaces
+
+    flat: list[Any] = [
+        spaces.flatten(space, values[name]) if name in values else np.zeros(spaces.flatdim(space))
+        for name, space in parts.items()
+    ]
+    return np.concatenate(flat, dtype=np.float32)
+
+
 def unsupported_observation(space: Any) -> str:
     """Why observations of this space cannot be used and what to do, or the empty string."""
     from gymnasium import spaces

@@ -18,9 +18,12 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from rlplat.errors import ConfigError, EnvError, EnvNotFound, MissingExtra, RlplatError
 from rlplat.rl.class_path import load_module
 from rlplat.rl.env_objects import EnvObject
+from rlplat.rl.envs.gym_spaces import side_by_side, side_by_side_space, with_leaf
 from rlplat.rl.envs.make import call_wrapped
 from rlplat.rl.envs.names import resolve_env
 
@@ -192,6 +195,60 @@ class TurnGame(_OfPettingZoo):
         return Moment({}, rewards, ended)
 
 
+STATE = "state"
+"""The leaf of an observation that is for a central critic alone."""
+
+
+class WithState:
+    """A parallel game in which each agent observes the state beside its own observation, for a central critic: that of
+    the environment (`state()`, where it has a `state_space`), or what all agents observe, side by side in the order of
+    `agents`, zeros for those that are not there."""
+
+    def __init__(self, game: Game, name: str) -> None:
+        if not isinstance(game, ParallelGame):
+            raise ConfigError(
+                f"multi_agent.centralized_critic wants an environment in which all agents act at once, and {name} is "
+                "turn-based: give a parallel one, or omit it"
+            )
+        self._game, self.env, self.agents = game, game.env, game.agents
+        self.info, self.close = game.info, game.close
+        self._own = {agent: game.spaces(agent)[0] for agent in self.agents}
+        space = getattr(game.env, "state_space", None)
+        self.has_own = space is not None
+        """Whether it is the environment's."""
+        for agent, own in self._own.items():
+            if STATE in getattr(own, "spaces", ()):
+                raise ConfigError(f"{name}: '{agent}' observes '{STATE}', which a central critic has: rename it")
+            if not self.has_own and not own.is_np_flattenable:
+                raise ConfigError(
+                    f"{name} has no state_space, and what '{agent}' observes, {own}, cannot stand beside the others' "
+                    "in one vector: give the environment state() and state_space, or omit "
+                    "multi_agent.centralized_critic"
+                )
+        self._space = space if self.has_own else side_by_side_space(self._own)
+
+    def reset(self, seed: int | None = None) -> Moment:
+        return self._with_state(self._game.reset(seed))
+
+    def step(self, actions: Mapping[str, Any]) -> Moment:
+        return self._with_state(self._game.step(actions))
+
+    def spaces(self, agent: str) -> tuple[Any, Any]:
+        observation, action = self._game.spaces(agent)
+        return with_leaf(observation, observation, STATE, self._space), action
+
+    def _with_state(self, moment: Moment) -> Moment:
+        seen = {agent: obs for agent, (obs, _) in moment.to_act.items()}
+        seen |= {agent: ending.obs for agent, ending in moment.ended.items()}
+        state = np.array(self.env.state()) if self.has_own else side_by_side(self._own, seen)
+        both = {agent: with_leaf(self._own[agent], obs, STATE, state) for agent, obs in seen.items()}
+        return Moment(
+            {agent: (both[agent], info) for agent, (_, info) in moment.to_act.items()},
+            moment.rewards,
+            {agent: ending._replace(obs=both[agent]) for agent, ending in moment.ended.items()},
+        )
+
+
 def is_multi_agent(name: str, env_kwargs: Mapping[str, Any]) -> bool:
     """Whether a name means a PettingZoo environment; makes one only where a function's result cannot be known."""
     if is_module_name(name):
@@ -220,8 +277,14 @@ def is_module_name(name: str) -> bool:
     return "." in name and all(part.isidentifier() for part in name.split("."))
 
 
-def make_game(name: str, env_kwargs: Mapping[str, Any]) -> Game:
-    """name: a module with `parallel_env` or `env`, pkg.mod:factory, pkg.mod:Class or ./file.py:either."""
+def make_game(name: str, env_kwargs: Mapping[str, Any], with_state: bool = False) -> Game:
+    """name: a module with `parallel_env` or `env`, pkg.mod:factory, pkg.mod:Class or ./file.py:either; with_state: as
+    `WithState` has it."""
+    game = _make_game(name, env_kwargs)
+    return WithState(game, name) if with_state else game
+
+
+def _make_game(name: str, env_kwargs: Mapping[str, Any]) -> Game:
     factory = _module_factory(name) if is_module_name(name) else resolve_env(name).factory
     if factory is None:
         raise EnvNotFound(f"'{name}' is an environment of one agent; leave out what is for several")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ from rlplat.rl.envs.copies import Copies, made_as
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.own_process import Beat
 from rlplat.rl.envs.watchdog import Limits
-from rlplat.rl.multi_agent.games import Game, is_multi_agent, make_game
+from rlplat.rl.multi_agent.games import STATE, Game, WithState, is_multi_agent, make_game
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.schedules import scaled_horizons
 from rlplat.rl.spaces import MASK, SpaceSpec
@@ -76,6 +76,8 @@ class MultiAgentConfig(Section):
     with equal spaces share one policy."""
     self_play: SelfPlayConfig | None = None
     """Frozen opponents from snapshots; null: none."""
+    centralized_critic: bool = False
+    """The critic sees the state of the environment beside what its agent observes (PPO; MAPPO, Yu et al. 2021)."""
     episode_return: Literal["mean", "sum"] = "mean"
     """What `episode_return_mean` is of a game: the mean, or the sum, over the agents of trained policies."""
 
@@ -109,6 +111,8 @@ class MultiAgentPlan:
     self_play: SelfPlayConfig | None
     episode_return: str
     """mean or sum, over the agents of trained policies."""
+    state: str = ""
+    """What a central critic sees beside what its agent observes, in words; empty without one."""
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -137,6 +141,10 @@ class MultiAgentPlan:
             f"return and evaluation are the {self.episode_return} over the {len(self.agents)} agents of a game{zero}; "
             f"an agent's own return is the metric agent/{self.agents[0]}/episode_return_mean"
         )
+
+    def about_critic(self) -> str:
+        """One line for the start of a run, or the empty string."""
+        return f"the critic sees {self.state} beside what its agent observes; the actor does not" if self.state else ""
 
     def policy_of(self, copy: int, agent: str) -> str:
         """Who decides for this agent in this copy of the environment.
@@ -219,7 +227,10 @@ def policy_specs(settings: dict[str, Any], spaces: SpaceSpec | MultiAgentPlan) -
 def plan_multi_agent(settings: dict[str, Any]) -> MultiAgentPlan | None:
     """The plan of a config (as a dict), or None for an environment of one agent; ConfigError where it does not fit."""
     name, kwargs = settings["env"], settings["env_kwargs"]
+    config = MultiAgentConfig.model_validate(settings.get("multi_agent", {}))
     if not is_multi_agent(name, kwargs):
+        if config.centralized_critic:
+            raise ConfigError(f"multi_agent.centralized_critic is for several agents, and '{name}' has one: omit it")
         return None
     if "multi_agent" not in settings:
         raise ConfigError(
@@ -231,15 +242,26 @@ def plan_multi_agent(settings: dict[str, Any]) -> MultiAgentPlan | None:
         )
     if settings.get("random_start_steps"):
         raise ConfigError(f"'{name}' has several agents: random_start_steps is for environments of one; omit it")
-    game = make_game(name, kwargs)
+    game = make_game(name, kwargs, config.centralized_critic)
     try:
-        return make_plan(
-            MultiAgentConfig.model_validate(settings["multi_agent"]),
-            *agent_spaces(game, name),
-            run_policy=settings["policy"],
-        )
+        plan = make_plan(config, *agent_spaces(game, name), run_policy=settings["policy"])
+        return replace(plan, state=_said_of_state(game, plan)) if isinstance(game, WithState) else plan
     finally:
         game.close()
+
+
+def _said_of_state(game: WithState, plan: MultiAgentPlan) -> str:
+    spaces = [policy.spaces.obs for policy in plan.policies.values()]
+    images = [path for obs in spaces if isinstance(obs, dict) for path, leaf in obs.items() if leaf.kind == "image"]
+    if images and not game.has_own:
+        raise ConfigError(
+            f"multi_agent.centralized_critic: observations have images ('{images[0]}'), which do not stand side by "
+            "side in one vector: give the environment state() and state_space"
+        )
+    state = spaces[0][STATE]  # type: ignore[index]
+    return (
+        f"state() ({state})" if game.has_own else f"the observations of {_listed(plan.agents)} side by side ({state})"
+    )
 
 
 def agent_spaces(game: Game, name: str) -> tuple[dict[str, SpaceSpec], frozenset[str]]:
@@ -291,6 +313,12 @@ def make_plan(
             raise ConfigError(f"'{name}' cannot be the name of a policy: it becomes a part of metrics' names")
         entry = config.policies.get(name)
         section = dict(entry.policy) if entry else {}
+        obs = spaces[agents[0]].obs
+        if config.centralized_critic and isinstance(obs, dict):
+            groups = section.get("obs_groups") or run_policy.get("obs_groups") or {}
+            section["obs_groups"] = {"actor": [path for path in obs if path != STATE], **groups}
+            if STATE in section["obs_groups"]["actor"]:
+                raise ConfigError(f"policy.obs_groups.actor names '{STATE}', which an agent that acts has not: omit it")
         try:
             PolicyConfig.model_validate({**run_policy, **section})
         except ValidationError as error:
@@ -395,14 +423,7 @@ def _with_self_play(plan: MultiAgentPlan, self_play: SelfPlayConfig) -> MultiAge
                 f"multi_agent.self_play.swap_sides needs equal spaces, but those of '{odd[0]}' are not those of "
                 f"'{learner}'; set it to false"
             )
-    return MultiAgentPlan(
-        plan.agents,
-        plan.policies,
-        plan.mapping,
-        plan.masked_by_info,
-        self_play.model_copy(update={"learner": learner}),
-        plan.episode_return,
-    )
+    return replace(plan, self_play=self_play.model_copy(update={"learner": learner}))
 
 
 def _listed(names: Any) -> str:

@@ -408,7 +408,7 @@ def make_multi_agent_vector_env(
     games = []
     for index in range(num_copies):
         with made_as(copies, index):
-            games.append(make_game(name, env_kwargs or {}))
+            games.append(make_game(name, env_kwargs or {}, bool(plan.state)))
     if games[0].agents != plan.agents:
         raise EnvError(
             f"{name} has the agents {', '.join(games[0].agents)}, but the run was planned for "

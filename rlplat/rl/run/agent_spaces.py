@@ -22,7 +22,7 @@ from rlplat.rl.envs.gym_spaces import ObsPart, action_converter, action_row, obs
 from rlplat.rl.envs.make import is_vector_env, make_single_env, make_vector_env
 from rlplat.rl.envs.names import resolve_env
 from rlplat.rl.interfaces import Array, Obs
-from rlplat.rl.spaces import MASK
+from rlplat.rl.spaces import MASK, SpaceSpec
 
 
 def agent_spaces(env: Any, env_kwargs: dict[str, Any]) -> AgentSpaces:
@@ -62,8 +62,14 @@ class AgentSpaces:
 
     def read_only(self, paths: Collection[str]) -> AgentSpaces:
         """Of the observations, these: what an actor sees where its critic sees more."""
-        self._parts = [part for part in self._parts if part.path in paths]
+        self._parts = [part for part in self._parts if (part.path or self._alone) in paths]
         self._make_inputs()
+        return self
+
+    def without_state(self, spec: SpaceSpec) -> AgentSpaces:
+        """Of what a policy sees, `spec`, these have all but what is for its central critic."""
+        self._alone = "" if isinstance(self.spec.obs, dict) and not self._alone else "obs"
+        self.spec = spec
         return self
 
     def read(self, obs: Any, mask: Any = None) -> tuple[Obs, bool]:

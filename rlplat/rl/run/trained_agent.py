@@ -164,6 +164,8 @@ class Agent:
             spaces = AgentSpaces(*game.spaces(agent), adds_mask=agent in self._multi_agent.masked_by_info)
         finally:
             game.close()
+        if self._multi_agent.state:
+            spaces.without_state(policy.spaces)
         self._require_spaces(spaces.spec)
         return _as_its_actor_sees(spaces, self._multi_agent.settings(settings, self._policy_name))
 

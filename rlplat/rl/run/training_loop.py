@@ -525,8 +525,8 @@ def open_run(
         )
         try:
             plan_of_game = algorithm.spaces if isinstance(algorithm.spaces, MultiAgentPlan) else None
-            about_returns = plan_of_game.about_returns() if plan_of_game else ""
-            about = () if checkpoint else (_about_actions(algorithm), about_returns)
+            of_game = (plan_of_game.about_returns(), plan_of_game.about_critic()) if plan_of_game else ()
+            about = () if checkpoint else (_about_actions(algorithm), *of_game)
             for line in (told, *_about_observations(algorithm), *about, *algorithm.notes):
                 if line:
                     run.say(line)

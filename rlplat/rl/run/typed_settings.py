@@ -133,6 +133,7 @@ class MultiAgentSettings(TypedDict, total=False):
     policies: Mapping[str, AgentPolicySettings | AgentPolicyConfig]
     mapping: Mapping[str, str]
     self_play: SelfPlaySettings | SelfPlayConfig | None
+    centralized_critic: bool
     episode_return: Literal["mean", "sum"]
 
 
