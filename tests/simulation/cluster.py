@@ -443,7 +443,7 @@ class SimMachine:
         asker.tell(agent_messages.AskProgram("the same", self.ended))
 
     def _answered(self, asker: SimAgentTrunk) -> None:
-        for *_, frame in asker.receive():
+        for _, _, frame, _ in asker.receive():
             program = agent_messages.decode(frame)
             asker.close()
             self.node = SimFarNode(self, program.node, program.settings)

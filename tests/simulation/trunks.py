@@ -14,7 +14,7 @@ from rlplat.runtime.wire import agent_messages
 from rlplat.runtime.wire.agent_messages import AskLease, Lease, TrunkMessage, Using
 from tests.simulation.world import World, told
 
-Part = tuple[str, str, bytes]
+Part = tuple[str, str, bytes, bytes]
 _CHORES = (AskLease, Lease, Using)
 """What goes to and fro for ever: no sign that anything happens."""
 
@@ -35,7 +35,7 @@ class Stream:
         self.under_way[number] = part
         delay_s = world.delay_s * world.random.expovariate(1.0)
         self._last_at = max(world.now + delay_s, self._last_at, self.held_until)
-        message = agent_messages.decode(part[2]) if not part[0] else None
+        message = agent_messages.decode(part[2]) if not part[1] else None
         self._schedule(number, isinstance(message, _CHORES))
 
     def _schedule(self, number: int, is_chore: bool) -> None:
@@ -56,8 +56,8 @@ class Stream:
         for earlier in [each for each in self.under_way if each <= number]:  # those that were held back
             part = self.under_way.pop(earlier)
             if self._world.trace is not None and not is_chore:
-                to, sender, frame = part
-                text = told([frame]) if to else f"{agent_messages.decode(frame)!r:.160}"
+                to, sender, frame, _ = part
+                text = told([frame]) if sender else f"{agent_messages.decode(frame)!r:.160}"
                 self._world.note(f"{self._what} {sender} -> {to}: {text}")
             self._deliver(part)
 
@@ -98,12 +98,12 @@ class SimAgentTrunk:
         while self._inbox:
             yield self._inbox.pop(0)
 
-    def send(self, to: str, sender: str, frame: bytes) -> None:
+    def send(self, to: str, sender: str, frame: bytes, data: bytes = b"") -> None:
         if not self.is_broken:
-            self.up.send((to, sender, frame))
+            self.up.send((to, sender, frame, data))
 
-    def tell(self, message: TrunkMessage) -> None:
-        self.send("", "", agent_messages.encode(message))
+    def tell(self, message: TrunkMessage, data: bytes = b"", to: str = "") -> None:
+        self.send(to, "", agent_messages.encode(message), data)
 
     def close(self, linger_s: float = 0) -> None:
         """The head hears of it when it has heard the last words; no words outlast the lingering."""
@@ -148,7 +148,7 @@ class Net:
     def __init__(self, world: World) -> None:
         self.world = world
         self.trunks: dict[bytes, SimAgentTrunk] = {}
-        self._inbox: list[tuple[bytes, str, str, bytes]] = []
+        self._inbox: list[tuple[bytes, Part]] = []
         self._ended: set[bytes] = set()
         self._num_made = 0
         self.dropped = Dropped("head")
@@ -163,25 +163,25 @@ class Net:
     def has_input(self) -> bool:
         return bool(self._inbox)
 
-    def receive(self) -> Iterator[tuple[bytes, str, str, bytes]]:
+    def receive(self) -> Iterator[tuple[bytes, Part]]:
         while self._inbox:
             yield self._inbox.pop(0)
 
-    def send(self, machine: bytes, to: str, sender: str, frame: bytes) -> bool:
+    def send(self, machine: bytes, to: str, sender: str, frame: bytes, data: bytes = b"") -> bool:
         trunk = self.trunks.get(machine)
         if trunk is None or machine in self._ended:
             return False
         if not trunk.is_broken:
-            trunk.down.send((to, sender, frame))
+            trunk.down.send((to, sender, frame, data))
         return True
 
-    def tell(self, machine: bytes, message: TrunkMessage) -> bool:
-        return self.send(machine, "", "", agent_messages.encode(message))
+    def tell(self, machine: bytes, message: TrunkMessage, data: bytes = b"") -> bool:
+        return self.send(machine, "", "", agent_messages.encode(message), data)
 
     # -- the network
 
     def reach_head(self, machine: bytes, part: Part) -> None:
-        self._inbox.append((machine, *part))
+        self._inbox.append((machine, part))
         self.on_news()
 
     def head_sees_end(self, machine: bytes) -> None:
@@ -192,5 +192,5 @@ class Net:
         found = []
         for trunk in self.trunks.values():
             parts = [*trunk.up.under_way.values(), *trunk.down.under_way.values(), *trunk._inbox]
-            found += [(sender, to, frame) for to, sender, frame in parts if to]
-        return found + [(sender, to, frame) for _, to, sender, frame in self._inbox if to]
+            found += [(sender, to, frame) for to, sender, frame, _ in parts if sender]
+        return found + [(sender, to, frame) for _, (to, sender, frame, _) in self._inbox if sender]

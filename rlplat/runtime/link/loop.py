@@ -319,7 +319,9 @@ class IoLoop:
 
     def _spin(self, seconds: float) -> bool:
         """Whether input has come meanwhile."""
-        if seconds:
+        if seconds and self.transport.has_sent_far:  # it takes longer, and the node needs the core meanwhile
+            self.transport.has_sent_far = False
+        elif seconds:
             end = self._clock() + seconds
             while self._clock() < end:
                 if self.transport.has_input():

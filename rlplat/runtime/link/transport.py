@@ -75,6 +75,8 @@ class Transport:
         """Peers may be on other machines."""
         self.forward: Callable[[str, str, bytes], None] | None = None
         """Of a node: takes frames (from, to, bytes) for peers on other machines."""
+        self.has_sent_far = False
+        """Set here; who waits for an answer resets it."""
         self._labels: dict[str, bytes] = {}
         self._callers: set[bytes] = set()
         self._senders: dict[bytes, str] = {}
@@ -178,6 +180,7 @@ class Transport:
             self.forward(self._client_id, peer.decode(), frame)
         else:
             self._send_parts(NODE, [peer, frame])
+            self.has_sent_far = True
 
     def _send_parts(self, peer: str, parts: list[bytes]) -> None:
         self._socket.send_multipart([self._labels.get(peer) or self.label(peer), *parts], _NOBLOCK)
@@ -187,8 +190,12 @@ class Transport:
         parts = [frame] if sender == NODE else [sender.encode(), frame]
         if peer.startswith(ASKER):
             self._answer(peer, parts)
-        elif not self.is_far(peer):
-            self._try_to_send(self.label(peer), parts)
+            return
+        label = self._labels.get(peer)
+        if label is None:
+            label = b"@" if self.is_far(peer) else self.label(peer)
+        if label[0] != _FAR:
+            self._try_to_send(label, parts)
 
     def _try_to_send(self, label: bytes, parts: list[bytes]) -> None:
         try:

@@ -1,7 +1,8 @@
 """The connections between machines: one of each agent to the head, over TCP with CURVE (decision 0023).
 
-What travels is (to, from, frame): client ids, and the bytes of a frame between them, which nobody reads on the way; or,
-with no ids, a message between agent and head (`agent_messages`).
+What travels is `TO FROM FRAME`: client ids, and the bytes of a frame between them, which nobody reads on the way; or,
+with no ids, a message between agent and head (`agent_messages`). A second part, if any, is the bytes that the message
+is about; TO may be the id of another machine then.
 
 The head's end takes whoever has the key of the join file: a ZAP handler of its own context, a domain that is enforced.
 An agent's end never connects a second time: what was queued when a connection broke is lost, so its end is the end.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import zmq
@@ -23,10 +25,15 @@ from rlplat.runtime.wire.agent_messages import TrunkMessage
 
 _DOMAIN = b"rlplat"
 _HANDSHAKE_MS = 2000
-_MAX_FRAME_BYTES = 1 << 30
-_NO_ID = b""
+_MAX_PART_BYTES = (1 << 30) + 1024
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-Part = tuple[str, str, bytes]
+# As plain numbers: arithmetic with pyzmq's enums costs more than the calls that take them.
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
+_EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
+Data = Any
+"""bytes, or the `zmq.Frame` that they came in."""
+Heard = tuple[str, str, bytes, Data]
+"""To, from, frame, and what is about."""
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -52,7 +59,7 @@ def _make_socket(context: zmq.Context, kind: int, address: str, keys: tuple[str,
         (zmq.LINGER, 0),
         (zmq.SNDHWM, 0),
         (zmq.RCVHWM, 0),
-        (zmq.MAXMSGSIZE, _MAX_FRAME_BYTES),
+        (zmq.MAXMSGSIZE, _MAX_PART_BYTES),
         (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
         (zmq.CURVE_PUBLICKEY, keys[0].encode()),
         (zmq.CURVE_SECRETKEY, keys[1].encode()),
@@ -62,7 +69,31 @@ def _make_socket(context: zmq.Context, kind: int, address: str, keys: tuple[str,
 
 
 def _has_input(socket: zmq.Socket) -> bool:
-    return int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN != 0
+    return int(socket.getsockopt(_EVENTS)) & _POLLIN != 0
+
+
+def _send(socket: zmq.Socket, machine: bytes, to: str, sender: str, frame: bytes, data: Data) -> None:
+    part = b"%b %b %b" % (to.encode(), sender.encode(), frame)
+    if machine:
+        socket.send(machine, _MORE)
+    if data:
+        socket.send(part, _MORE)
+        socket.send(data, _NOBLOCK, copy=type(data) is bytes)
+    else:
+        socket.send(part, _NOBLOCK)
+
+
+def _receive(socket: zmq.Socket, dropped: Dropped, peer: str) -> Heard | None:
+    """None for what nobody of us sends."""
+    part, num_parts = socket.recv(_NOBLOCK), 1
+    data: Data = b""
+    while socket.getsockopt(_RCVMORE):
+        data, num_parts = socket.recv(_NOBLOCK, copy=False), num_parts + 1
+    parts = part.split(b" ", 2)
+    if num_parts > 2 or len(parts) < 3:
+        dropped.add("a frame from", peer, f"it has {num_parts} parts, or no addresses")
+        return None
+    return parts[0].decode(errors="replace"), parts[1].decode(errors="replace"), parts[2], data
 
 
 class HeadTrunks:
@@ -94,17 +125,15 @@ class HeadTrunks:
     def has_input(self) -> bool:
         return _has_input(self._guard) or _has_input(self._socket)
 
-    def receive(self) -> Iterator[tuple[bytes, str, str, bytes]]:
-        """(machine, to, from, frame) of what is here."""
+    def receive(self) -> Iterator[tuple[bytes, Heard]]:
+        """What is here, and from which machine."""
         while _has_input(self._guard):
             self._admit(self._guard.recv_multipart())
         while _has_input(self._socket):
-            parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            if len(parts) == 4:
-                machine, to, sender, frame = parts
-                yield machine, to.decode(errors="replace"), sender.decode(errors="replace"), frame
-            else:
-                self.dropped.add("a frame from", repr(parts[0]), f"it has {len(parts)} parts")
+            machine = self._socket.recv(_NOBLOCK)
+            heard = _receive(self._socket, self.dropped, repr(machine))
+            if heard is not None:
+                yield machine, heard
 
     def _admit(self, request: list[bytes]) -> None:
         version, number, domain, _, _, mechanism, *credentials = request
@@ -112,18 +141,18 @@ class HeadTrunks:
         status = (b"200", b"OK") if is_welcome else (b"400", b"no key of this cluster")
         self._guard.send_multipart([version, number, *status, b"", b""])
 
-    def send(self, machine: bytes, to: str, sender: str, frame: bytes) -> bool:
+    def send(self, machine: bytes, to: str, sender: str, frame: bytes, data: Data = b"") -> bool:
         """False when its connection has ended."""
         try:
-            self._socket.send_multipart([machine, to.encode(), sender.encode(), frame], zmq.NOBLOCK)
+            _send(self._socket, machine, to, sender, frame, data)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             return False
         return True
 
-    def tell(self, machine: bytes, message: TrunkMessage) -> bool:
-        return self.send(machine, "", "", agent_messages.encode(message))
+    def tell(self, machine: bytes, message: TrunkMessage, data: Data = b"") -> bool:
+        return self.send(machine, "", "", agent_messages.encode(message), data)
 
     def close(self) -> None:
         self._socket.close()
@@ -150,28 +179,26 @@ class AgentTrunk:
     def has_input(self) -> bool:
         return _has_input(self._socket) or _has_input(self._events)
 
-    def receive(self) -> Iterator[Part]:
+    def receive(self) -> Iterator[Heard]:
         """What is here; `has_ended` says whether anything else can come."""
         while _has_input(self._events):
             self._events.recv_multipart()
             self.has_ended = True
         while _has_input(self._socket):
-            parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            if len(parts) == 3:
-                yield parts[0].decode(errors="replace"), parts[1].decode(errors="replace"), parts[2]
-            else:
-                self.dropped.add("a frame from", "head", f"it has {len(parts)} parts")
+            heard = _receive(self._socket, self.dropped, "head")
+            if heard is not None:
+                yield heard
 
-    def send(self, to: str, sender: str, frame: bytes) -> None:
+    def send(self, to: str, sender: str, frame: bytes, data: Data = b"") -> None:
         try:
-            self._socket.send_multipart([to.encode(), sender.encode(), frame], zmq.NOBLOCK)
+            _send(self._socket, b"", to, sender, frame, data)
         except zmq.ZMQError as error:
             if error.errno != zmq.EAGAIN:
                 raise
             self.has_ended = True  # its queue has no bound: there is no connection any more
 
-    def tell(self, message: TrunkMessage) -> None:
-        self.send("", "", agent_messages.encode(message))
+    def tell(self, message: TrunkMessage, data: Data = b"", to: str = "") -> None:
+        self.send(to, "", agent_messages.encode(message), data)
 
     def close(self, linger_s: float = 0) -> None:
         self._socket.disable_monitor()

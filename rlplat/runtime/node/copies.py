@@ -13,19 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rlplat.runtime.link.trunk import Data
 from rlplat.runtime.machine.session import SPILL_LINK
 from rlplat.runtime.store.account import Account
 from rlplat.runtime.wire.agent_messages import AskChunk, Chunk, CreatorsLost, DropCopies, Keep
 from rlplat.runtime.wire.messages import NODE, MakeRoom, Pull, Pulled, RoomMade
 
 CHUNK_BYTES = 1 << 20
-_WINDOW = 4
-"""Chunks asked for ahead."""
+_WINDOW = 8
+"""Most chunks of all pulls that are on their way: other messages wait behind them. (Each pull has one, ...)"""
+_LATE_S = 0.5
+"""... and there are fewer where one takes so long."""
 _LOOK_S = 1.0
-Tell = Callable[[AskChunk | Chunk | DropCopies], None]
+Tell = Callable[[AskChunk | Chunk | DropCopies, bytes], None]
 
 
 @dataclass(slots=True)
@@ -39,18 +43,28 @@ class _Pulling:
     """Bytes up to here are asked for, ..."""
     have: int = 0
     """... so many are here."""
+    asked_at: deque[float] = field(default_factory=deque)
+    """For those that are on their way."""
 
 
 class Copies:
-    """`tell` sends a message to the machine of a creator (`AskChunk`), or to a machine by name (the others); `post` one
-    to a client of this machine."""
+    """`tell` sends a message, and bytes, to the machine of a creator (`AskChunk`), or to one by name (the others);
+    `post` sends to a client of this machine."""
 
-    def __init__(self, session: str, node: str, tell: Tell, post: Callable[[str, Pulled | RoomMade], object]) -> None:
-        self._session, self._node, self._tell, self._post = session, node, tell, post
+    def __init__(
+        self,
+        session: str,
+        node: str,
+        tell: Tell,
+        post: Callable[[str, Pulled | RoomMade], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self._session, self._node, self._tell, self._post, self._clock = session, node, tell, post, clock
         self._account = Account.open(session, NODE)
         self._copies: dict[str, int] = {}
         """Bytes of each, oldest first."""
         self._pulling: dict[str, _Pulling] = {}
+        self._window = _WINDOW
         self._served: dict[str, set[str]] = {}
         """Of segments made here: who has copies."""
         self._kept: dict[str, tuple[str, int, int]] = {}
@@ -71,12 +85,12 @@ class Copies:
         name = str(file).removesuffix(".part")
         return name in self._kept or name in self._copies or name in self._pulling
 
-    def hear(self, message: AskChunk | Chunk | DropCopies | Keep | CreatorsLost) -> None:
+    def hear(self, message: AskChunk | Chunk | DropCopies | Keep | CreatorsLost, data: Data = b"") -> None:
         match message:
             case AskChunk():
                 self.serve(message)
             case Chunk():
-                self.take(message)
+                self.take(message, data)
             case DropCopies(_, names):
                 self.drop(names)
             case Keep(_, _, names, True):
@@ -96,22 +110,23 @@ class Copies:
             self._pulling[name].waiters.append((client, message.request))
         else:
             self._pulling[name] = _Pulling(message.creator, [(client, message.request)])
-            self._ask(name, self._pulling[name])
+            self._ask()
 
-    def _ask(self, name: str, pulling: _Pulling) -> None:
-        while pulling.asked < pulling.have + _WINDOW * CHUNK_BYTES and (
-            pulling.asked == 0 or pulling.asked < pulling.size
-        ):
-            self._tell(AskChunk(self._node, pulling.creator, name, pulling.asked))
-            pulling.asked += CHUNK_BYTES
-            if pulling.size < 0:  # the first one says how many there are
-                return
+    def _ask(self) -> None:
+        left = self._window - sum(len(pulling.asked_at) for pulling in self._pulling.values())
+        for name, pulling in list(self._pulling.items()):
+            while (not pulling.asked_at or left > 0) and (pulling.asked < pulling.size or not pulling.asked):
+                offset, pulling.asked, left = pulling.asked, pulling.asked + CHUNK_BYTES, left - 1
+                pulling.asked_at.append(self._clock())
+                self._tell(AskChunk(self._node, pulling.creator, name, offset), b"")  # may end it at once
 
-    def take(self, chunk: Chunk) -> None:
+    def take(self, chunk: Chunk, data: Data) -> None:
         name = chunk.name
         pulling = self._pulling.get(name)
-        if pulling is None:
+        if pulling is None or chunk.offset != pulling.have:  # it was asked for by a pull that has failed
             return
+        is_late = self._clock() - pulling.asked_at.popleft() > _LATE_S
+        self._window = max(1, self._window // 2) if is_late else min(_WINDOW, self._window + 1)
         if chunk.size < 0 or (pulling.size >= 0 and chunk.size != pulling.size):
             self._end(name, pulling, is_there=False)
             return
@@ -123,18 +138,16 @@ class Copies:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
             pulling.descriptor = os.open(self._path(name) + ".part", flags, 0o600)
         try:
-            written = os.pwrite(pulling.descriptor, chunk.data, chunk.offset)
-            if pulling.have + written >= pulling.size:
+            pulling.have += os.pwrite(pulling.descriptor, data, chunk.offset)
+            if pulling.have >= pulling.size:
                 os.rename(self._path(name) + ".part", self._path(name))
         except OSError as error:  # other programs fill /dev/shm as well
             self._end(name, pulling, is_there=False, error=f"{error.strerror}; {self._account.describe()}")
             return
-        pulling.have += written
         if pulling.have >= pulling.size:
             self._copies[name] = pulling.size
             self._end(name, pulling, is_there=True)
-        else:
-            self._ask(name, pulling)
+        self._ask()
 
     def _end(self, name: str, pulling: _Pulling, is_there: bool, error: str = "") -> None:
         del self._pulling[name]
@@ -200,7 +213,7 @@ class Copies:
             break
         if not data:
             size = -1
-        self._tell(Chunk(asked.node, asked.name, asked.offset, size, data))
+        self._tell(Chunk(asked.node, asked.name, asked.offset, size), data)
 
     # -- what dead processes of this machine have left for owners elsewhere
 
@@ -240,4 +253,4 @@ class Copies:
                 for node in nodes:
                     gone.setdefault(node, []).append(name)
         for node, names in gone.items():
-            self._tell(DropCopies(node, names))
+            self._tell(DropCopies(node, names), b"")

@@ -23,7 +23,7 @@ from rlplat.runtime.core.scheduler.views import InUse
 from rlplat.runtime.link.answers import answer_as_node, reply
 from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.link.transport import Transport
-from rlplat.runtime.link.trunk import AgentTrunk, Keys
+from rlplat.runtime.link.trunk import AgentTrunk, Data, Keys
 from rlplat.runtime.machine import proc_files
 from rlplat.runtime.machine.hardware import visible_gpus
 from rlplat.runtime.node.agent import Agent
@@ -36,6 +36,7 @@ from rlplat.runtime.node.watch import Watch
 from rlplat.runtime.process import stacks
 from rlplat.runtime.store.account import usage
 from rlplat.runtime.wire import agent_messages, messages
+from rlplat.runtime.wire.agent_messages import AskChunk, Chunk, DropCopies
 from rlplat.runtime.wire.messages import ASKER, NODE
 from rlplat.runtime.wire.values import ErrorInfo
 
@@ -79,7 +80,7 @@ class FarNode(Shell):
         """Why it is over."""
         self.trunk = trunk(msgspec.convert(config["keys"], Keys), self._node)
         self._transport.forward = self._outward
-        self._copies = Copies(config["session"], self._node, self.trunk.tell, self._post)
+        self._copies = Copies(config["session"], self._node, self._tell, self._post, self._clock)
         self._listen_to(self.trunk)
         self.agent = Agent(
             config | {"log_to_driver": True},  # the head shows it, or not
@@ -128,18 +129,26 @@ class FarNode(Shell):
         elif to.startswith(ASKER):
             self.trunk.send(to, self._node, frame)
 
-    def _receive(self) -> None:
+    def _tell(self, message: AskChunk | Chunk | DropCopies, data: bytes) -> None:
+        to = "" if isinstance(message, AskChunk) or message.node == NODE else message.node
+        self.trunk.tell(message, data, to)
+
+    def _receive(self) -> bool:
+        is_news = False
         for sender, batch in self._transport.receive():
+            is_news = True
             rest = [message for message in batch if not self._is_for_agent(sender, message)]
             if rest and sender in self._workers:
                 self.trunk.send(NODE, sender, messages.encode(rest))
-        for to, sender, frame in self.trunk.receive():
-            if to == self._node:
+        for to, sender, frame, data in self.trunk.receive():
+            if sender and to == self._node:
                 self._answer(sender, frame)
-            elif to:
+            elif sender:
                 self._transport.deliver_from(sender, to, frame)
             else:
-                self._obey(frame)
+                is_news = True
+                self._obey(frame, data)
+        return is_news or self.trunk.has_ended
 
     def _is_for_agent(self, sender: str, message: Any) -> bool:
         kind = type(message)
@@ -185,7 +194,7 @@ class FarNode(Shell):
             "clock": self._clock(),
         }
 
-    def _obey(self, frame: bytes) -> None:
+    def _obey(self, frame: bytes, data: Data) -> None:
         try:
             message = agent_messages.decode(frame)
         except msgspec.MsgspecError as error:
@@ -206,12 +215,10 @@ class FarNode(Shell):
             case agent_messages.RemoveFiles(workers):
                 self._copies.settled(workers)
                 self.agent.remove_files(workers)
-            case agent_messages.Keep() | agent_messages.CreatorsLost():
-                self._copies.hear(message)
-            case agent_messages.AskChunk() | agent_messages.Chunk() | agent_messages.DropCopies():
-                self._copies.hear(message)
             case agent_messages.Using(rows):
                 self._using = {row[0]: InUse(*row[1:]) for row in rows}
+            case _:
+                self._copies.hear(message, data)
 
     def _post(self, worker: str, message: Any) -> None:
         if worker in self._workers:

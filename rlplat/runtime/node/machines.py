@@ -20,7 +20,7 @@ from rlplat.runtime.core.scheduler.events import NodeJoined
 from rlplat.runtime.core.scheduler.views import InUse
 from rlplat.runtime.link.dropped import Handler
 from rlplat.runtime.link.transport import Transport
-from rlplat.runtime.link.trunk import HeadTrunks
+from rlplat.runtime.link.trunk import Data, HeadTrunks
 from rlplat.runtime.node.copies import Copies
 from rlplat.runtime.node.head import AgentOrders, Head
 from rlplat.runtime.node.output import Console, FarOutput
@@ -50,8 +50,8 @@ class FarAgent:
         self.patience = Patience(now)
         self._using: dict[str, InUse] = {}
 
-    def tell(self, message: TrunkMessage) -> bool:
-        return self._trunks.tell(self._machine, message)
+    def tell(self, message: TrunkMessage, data: Data = b"") -> bool:
+        return self._trunks.tell(self._machine, message, data)
 
     def start(self, worker: str, gpu_ids: tuple[int, ...], env: str) -> None:
         self.tell(agent_messages.StartWorker(worker, gpu_ids, env))
@@ -113,7 +113,7 @@ class Machines:
         self._output = FarOutput(console, os.path.join(config["folder"], "logs"), config["log_to_driver"])
         transport.forward = self._outward
         head.num_joining = self._num_joining
-        self.copies = Copies(config["session"], NODE, self._send_on, transport.post)
+        self.copies = Copies(config["session"], NODE, self._send_on, transport.post, clock)
         self._graves: dict[str, _Grave] = {}
         head.on_died, head.on_settled = self._died, self._settled
         head.on_elsewhere = {
@@ -147,18 +147,27 @@ class Machines:
 
     # -- what comes from machines
 
-    def receive(self) -> None:
-        for machine, to, sender, frame in self.trunks.receive():
+    def receive(self) -> bool:
+        """Whether there was more than what is passed on."""
+        is_news = False
+        for machine, (to, sender, frame, data) in self.trunks.receive():
             node = machine.decode(errors="replace")
             if node in self._far:
                 self._far[node].patience.heard(self._clock())
             if not to:
-                self._do(machine, node, frame)
-            elif node in self._far and self._node_of(sender) == node:
+                is_news = True
+                self._do(machine, node, frame, data)
+            elif node not in self._far:
+                continue
+            elif not sender and to in self._far:
+                self.trunks.send(to.encode(), to, "", frame, data)
+            elif self._node_of(sender) == node:
                 if to == NODE:
+                    is_news = True
                     self._hear_client(sender, frame)
                 else:
                     self._pass_on(sender, to, frame)
+        return is_news
 
     def _hear_client(self, sender: str, frame: bytes) -> None:
         dropped = self._transport.dropped
@@ -172,16 +181,16 @@ class Machines:
     def _handler_for_client(self, kind: type) -> Handler | None:
         return self._head.on_message if kind is not messages.Inspect else None
 
-    def _do(self, machine: bytes, node: str, frame: bytes) -> None:
+    def _do(self, machine: bytes, node: str, frame: bytes, data: Data) -> None:
         """(As with messages of clients: what is senseless must not end the head for all others.)"""
         try:
-            self._hear(machine, node, agent_messages.decode(frame))
+            self._hear(machine, node, agent_messages.decode(frame), data)
         except (OSError, MemoryError, RuntimeFault):
             raise
         except Exception as error:
             self.trunks.dropped.add("a message from", node, f"{type(error).__name__}: {error}", error)
 
-    def _hear(self, machine: bytes, node: str, message: Any) -> None:
+    def _hear(self, machine: bytes, node: str, message: Any, data: Data) -> None:
         kind = type(message)
         if kind is agent_messages.AskProgram:
             for ended in [name for name, far in self._far.items() if far.session == message.ended]:
@@ -205,20 +214,20 @@ class Machines:
         elif kind is agent_messages.Said:
             self._console.write(message.text)
         elif kind in (agent_messages.AskChunk, agent_messages.Chunk, agent_messages.DropCopies):
-            self._send_on(message)
+            self._send_on(message, data)
         elif kind is agent_messages.AllDead:
             self._lose(node, message.reason)
 
-    def _send_on(self, message: Any) -> None:
+    def _send_on(self, message: Any, data: Data = b"") -> None:
         """About bytes, to the machine that it is for: that may be this one."""
         is_question = isinstance(message, agent_messages.AskChunk)
         node = self._place_of(message.creator) if is_question else message.node
         if node in self._far:
-            self._far[node].tell(message)
+            self._far[node].tell(message, data)
         elif node == NODE:
-            self.copies.hear(message)
+            self.copies.hear(message, data)
         elif is_question:
-            self._send_on(agent_messages.Chunk(message.node, message.name, message.offset, -1, b""))
+            self._send_on(agent_messages.Chunk(message.node, message.name, message.offset, -1))
 
     # -- what the dead have left
 

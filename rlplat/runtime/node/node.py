@@ -91,13 +91,14 @@ class Node(Shell):
 
     # -- messages
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        is_news = False
         for sender, batch in self._transport.receive():
             is_client = sender == DRIVER or sender in self.head.scheduler.placing.workers
             handler_of = self._handler_for_client if is_client else self._handler_for_stranger
             self._transport.dropped.deliver(sender, batch, handler_of)
-        if self._machines is not None:
-            self._machines.receive()
+            is_news = True
+        return (self._machines is not None and self._machines.receive()) or is_news
 
     def _handler_for_client(self, kind: type) -> Handler | None:
         return self.head.on_message if kind is not messages.Inspect else None

@@ -7,6 +7,7 @@ session's folder.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 from collections.abc import Iterable
@@ -45,16 +46,21 @@ class Shell:
 
     def _run(self) -> None:
         """Until whoever started this process is gone, or its zygote, or there is no cause to go on."""
-        transport, trunks = self._transport, self._trunks
-        while self._is_needed():
-            transport.flush()
-            self._receive()
-            self._keep_house()  # after the messages: whoever has just got a worker is watched from now on
-            transport.flush()
+        transport, trunks, house_at = self._transport, self._trunks, 0.0
+        while True:
+            if self._receive() or self._clock() >= house_at:  # (a frame that was passed on changes nothing here)
+                if not self._is_needed():
+                    return
+                self._keep_house()  # after the messages: whoever has just got a worker is watched from now on
+                transport.flush()
+                house_at = min((at for at in self._deadlines() if at is not None), default=math.inf)
             # The last look before the poll: sending may swallow the signal of it.
             if transport.has_input() or (trunks is not None and trunks.has_input()):
                 continue
-            for descriptor, _ in self._poller.poll(self._next_deadline_ms()):
+            left_ms = None if house_at == math.inf else max(0.0, (house_at - self._clock()) * 1000) + 1
+            for descriptor, _ in self._poller.poll(left_ms):
+                if descriptor not in self._sockets:
+                    house_at = 0.0
                 if descriptor == 0:
                     if not os.read(0, 4096):
                         return
@@ -63,14 +69,11 @@ class Shell:
                     say(f"the zygote, which starts the workers of this cluster, {how}, so all end")
                     return
 
-    def _next_deadline_ms(self) -> float | None:
-        times = [at for at in self._deadlines() if at is not None]
-        return max(0.0, (min(times) - self._clock()) * 1000) + 1 if times else None
-
     def _is_needed(self) -> bool:
         return True
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Whether there was anything for this process itself."""
         raise NotImplementedError
 
     def _keep_house(self) -> None:

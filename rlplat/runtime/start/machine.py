@@ -83,7 +83,7 @@ def _ask(keys: Keys, ended: str) -> tuple[agent_messages.Program | None, str]:
             poller.register(descriptor, select.POLLIN)
         deadline = time.monotonic() + _ANSWER_S
         while not trunk.has_ended and time.monotonic() < deadline:
-            for _, _, frame in trunk.receive():
+            for _, _, frame, _ in trunk.receive():
                 answer = agent_messages.decode(frame)
                 if isinstance(answer, agent_messages.Refused):
                     raise ConfigError(answer.reason)

@@ -162,13 +162,14 @@ class AskChunk(TrunkMessage, tag=30):
 
 
 class Chunk(TrunkMessage, tag=31):
+    """Ahead of the bytes."""
+
     node: str
     """Who has asked."""
     name: str
     offset: int
     size: int
     """Of the whole; -1: it is not there."""
-    data: bytes
 
 
 class DropCopies(TrunkMessage, tag=32):

@@ -22,17 +22,25 @@ SIZE = 2 * CHUNK_BYTES
 class Machine:
     def __init__(self, session: Path) -> None:
         create_account(str(session), LIMIT, 1.0)
+        self.now = 0.0
         self.session = session
         self.told: list[Any] = []
         self.posted: list[tuple[str, Any]] = []
         self.copies = Copies(
-            str(session), "n2", self.told.append, lambda client, message: self.posted.append((client, message))
+            str(session),
+            "n2",
+            lambda message, data: self.told.append(message if data == b"" else (message, data)),
+            lambda client, message: self.posted.append((client, message)),
+            lambda: self.now,
         )
 
     def pull(self, name: str, creator: str = "w1", chunks: int = 2, size: int = SIZE) -> None:
         self.copies.pull("reader", Pull(1, creator, name))
         for offset in range(0, chunks * CHUNK_BYTES, CHUNK_BYTES):
-            self.copies.hear(Chunk("n2", name, offset, size, b"x" * CHUNK_BYTES))
+            self.chunk(name, offset, size)
+
+    def chunk(self, name: str, offset: int, size: int = SIZE, data: bytes = b"x" * CHUNK_BYTES) -> None:
+        self.copies.hear(Chunk("n2", name, offset, size), data)
 
     def used(self) -> int:
         return self.copies._account.used()
@@ -51,11 +59,17 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def test_a_copy_is_there_when_all_its_chunks_are(machine: Machine) -> None:
     machine.pull("s-w1-1", chunks=1)
     assert machine.files() == ["s-w1-1.part"] and not machine.posted
-    machine.copies.hear(Chunk("n2", "s-w1-1", CHUNK_BYTES, SIZE, b"y" * CHUNK_BYTES))
+    machine.chunk("s-w1-1", CHUNK_BYTES, data=b"y" * CHUNK_BYTES)
     assert machine.files() == ["s-w1-1"] and machine.posted == [("reader", Pulled(1, True, ""))]
     assert (machine.session / "s-w1-1").read_bytes() == b"x" * CHUNK_BYTES + b"y" * CHUNK_BYTES
     assert machine.used() == SIZE
     assert [message.offset for message in machine.told if isinstance(message, AskChunk)] == [0, CHUNK_BYTES]
+
+
+def test_a_pull_of_what_no_machine_has_ends_at_once(machine: Machine) -> None:
+    machine.copies._tell = lambda message, data: machine.chunk(message.name, 0, -1, b"")
+    machine.copies.pull("reader", Pull(1, "w1", "s-w1-1"))
+    assert [message.is_there for _, message in machine.posted] == [False]
 
 
 @pytest.mark.parametrize("ends", ["gone", "other size", "creator lost"])
@@ -66,7 +80,7 @@ def test_a_pull_that_fails_leaves_neither_a_file_nor_bytes_in_the_account(machin
         machine.copies.lost(["w1"])
     else:
         size = -1 if ends == "gone" else SIZE + 1
-        machine.copies.hear(Chunk("n2", "s-w1-1", CHUNK_BYTES, size, b""))
+        machine.chunk("s-w1-1", CHUNK_BYTES, size, b"")
     assert machine.files() == [] and machine.used() == 0
     assert [message.is_there for _, message in machine.posted] == [False]
 
@@ -119,7 +133,7 @@ def test_who_has_copies_of_what_is_made_here_hears_of_its_end(machine: Machine) 
     original = machine.session / "s-w3-1"
     original.write_bytes(b"z" * 10)
     machine.copies.hear(AskChunk("n3", "w3", "s-w3-1", 0))
-    assert machine.told == [Chunk("n3", "s-w3-1", 0, 10, b"z" * 10)]
+    assert machine.told == [(Chunk("n3", "s-w3-1", 0, 10), b"z" * 10)]
     machine.copies.keep_house(1.0)
     original.unlink()
     machine.copies.keep_house(3.0)
@@ -130,12 +144,44 @@ def test_copies_of_a_dead_maker_elsewhere_and_pulls_of_them_go_on(machine: Machi
     machine.pull("s-w1-1")
     machine.pull("s-w1-2", chunks=1)
     remove_files_of(str(machine.session), "w1", machine.copies)
-    machine.copies.hear(Chunk("n2", "s-w1-2", CHUNK_BYTES, SIZE, b"x" * CHUNK_BYTES))
+    machine.chunk("s-w1-2", CHUNK_BYTES)
     assert machine.files() == ["s-w1-1", "s-w1-2"] and machine.used() == 2 * SIZE
 
 
 def test_a_pull_whose_file_is_removed_fails_alone(machine: Machine) -> None:
     machine.pull("s-w1-1", chunks=1)
     (machine.session / "s-w1-1.part").unlink()
-    machine.copies.hear(Chunk("n2", "s-w1-1", CHUNK_BYTES, SIZE, b"x" * CHUNK_BYTES))
+    machine.chunk("s-w1-1", CHUNK_BYTES)
     assert machine.used() == 0 and [message.is_there for _, message in machine.posted] == [False]
+
+
+def test_chunks_are_asked_for_ahead_by_a_window_that_all_pulls_share(machine: Machine) -> None:
+    size = 20 * CHUNK_BYTES
+    machine.copies._account.limit = 3 * size
+
+    def asked(name: str) -> int:
+        return sum(isinstance(message, AskChunk) and message.name == name for message in machine.told)
+
+    machine.pull("s-w1-1", chunks=1, size=size)
+    assert asked("s-w1-1") == 1 + 8
+    machine.pull("s-w2-1", creator="w2", chunks=1, size=size)
+    assert asked("s-w2-1") == 1 + 1  # one at least
+    machine.chunk("s-w1-1", CHUNK_BYTES, size)
+    assert (asked("s-w1-1"), asked("s-w2-1")) == (9, 2)
+    for number in range(2, 9):
+        machine.now += 1.0  # a slow connection: fewer wait in it
+        machine.chunk("s-w1-1", number * CHUNK_BYTES, size)
+    assert (asked("s-w1-1"), asked("s-w2-1")) == (10, 2)
+    machine.copies.lost(["w1", "w2"])
+
+
+def test_a_chunk_that_a_failed_pull_has_asked_for_does_not_count(machine: Machine) -> None:
+    machine.pull("s-w1-1", chunks=1)
+    machine.copies.lost(["w1"])
+    machine.pull("s-w1-1", chunks=0)
+    machine.chunk("s-w1-1", CHUNK_BYTES, data=b"z" * CHUNK_BYTES)
+    machine.chunk("s-w1-1", 0)
+    machine.chunk("s-w1-1", 0)
+    assert machine.files() == ["s-w1-1.part"]
+    machine.chunk("s-w1-1", CHUNK_BYTES)
+    assert (machine.session / "s-w1-1").read_bytes() == b"x" * SIZE

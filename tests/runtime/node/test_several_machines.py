@@ -261,6 +261,42 @@ def test_what_is_really_gone_elsewhere_is_made_again_or_named(join: str, start: 
             rlplat.get(made, timeout=60)
 
 
+def test_calls_are_answered_while_much_is_pulled_either_way(join: str, start: Start) -> None:
+    start("--resource", "far=3")
+    init(join)
+
+    @rlplat.remote(resources={"far": 1}, num_cpus=0)
+    class Far:
+        def make(self) -> np.ndarray:
+            return np.ones(120_000_000, np.uint8)
+
+        def first_of(self, array: np.ndarray) -> int:
+            return int(array[0])
+
+        def echo(self) -> None:
+            pass
+
+    busy, quiet = Far.remote(), Far.remote()
+    made = busy.make.remote()
+    rlplat.wait([made], timeout=60)
+    ours = rlplat.put(np.ones(120_000_000, np.uint8))
+    rlplat.get(quiet.echo.remote(), timeout=60)
+    pulls = [
+        threading.Thread(target=rlplat.get, args=[made]),
+        threading.Thread(target=lambda: rlplat.get(busy.first_of.remote(ours))),
+    ]
+    num_answered = 0
+    for pull in pulls:
+        pull.start()
+    while any(pull.is_alive() for pull in pulls):
+        rlplat.get(quiet.echo.remote(), timeout=60)
+        num_answered += 1
+    for pull in pulls:
+        pull.join()
+    assert num_answered >= 10  # some thousand, where nothing waits for the bytes
+    assert "n2" in alive()
+
+
 def test_a_worker_that_retires_stays_for_what_others_need_of_it(join: str, start: Start) -> None:
     start("--resource", "far=1")
     init(join)
