@@ -6,8 +6,9 @@
 
 Rows: gradient steps/s of the image learners of PPO and DQN, beside the same step in plain torch (`bare`) and that step
 replayed as a CUDA graph (`captured`); env steps/s of training with the learner on the device, beside LeanRL's script of
-the same task; steps/s of a data-parallel training with one rank, beside the plain loop. Each row is a process of its
-own; one that fails is a `-` and a note, and the others go on. LeanRL's settings: one environment and its defaults.
+the same task; env steps/s of a tensor environment on the device, sampled and with learning; steps/s of a data-parallel
+training with one rank, beside the plain loop. Each row is a process of its own; one that fails is a `-` and a note, and
+the others go on. LeanRL's settings: one environment and its defaults.
 """
 
 from __future__ import annotations
@@ -277,6 +278,29 @@ def training(name: str) -> Callable[[argparse.Namespace], list[tuple[str, str, f
     return measure
 
 
+def tensors(options: argparse.Namespace) -> list[tuple[str, str, float]]:
+    """4,096 copies on the device, 24 steps, 5 epochs of 4 minibatches (rsl_rl's round)."""
+    from rlplat.algorithms.ppo import PPO, PPOConfig
+
+    copies, steps = (256, 8) if options.quick else (4096, 24)
+    config = PPOConfig(
+        env="TensorCartPole", env_kwargs={"device": options.device}, num_rollout_workers=0, num_envs_per_worker=copies,
+        rollout_length=steps, num_epochs=5, minibatch_size=copies * steps // 4, seed=1,
+    )  # fmt: skip
+    seconds, sample_s, rounds = 2 * SECONDS / (30 if options.quick else 1), 0.0, 0
+    with PPO(config) as ppo:
+        assert ppo.samples_in_learner, ppo.why_on_host
+        for _ in range(3):
+            ppo.step()
+        started = time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            sample_s += ppo.step().metrics["time/sample_s"]
+            rounds += 1
+        elapsed_s = time.perf_counter() - started
+    num_steps = rounds * copies * steps
+    return [("rlplat", "sampled env steps/s", num_steps / sample_s), ("rlplat", "env steps/s", num_steps / elapsed_s)]
+
+
 def lean_rate(script: Path, seconds: float) -> float:
     """The last `speed: N sps` that LeanRL's script prints within that time, CUDA graphs and compilation on."""
     command = [sys.executable, str(script), "--cudagraphs", "--compile"]
@@ -331,6 +355,7 @@ ROWS: dict[str, Callable[[argparse.Namespace], list[tuple[str, str, float]]]] = 
         for precision in ("float32", "bfloat16")
     },
     **{name: training(name) for name in TRAINING},
+    "PPO TensorCartPole, 4,096 x 24": tensors,
     "data-parallel, one rank, ResNet 128 x 32 x 32": one_rank,
 }
 

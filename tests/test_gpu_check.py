@@ -18,6 +18,7 @@ from benchmarks.gpu_check import ROWS, build_parser, lean_rate, measured  # noqa
     [
         ("DQN images, minibatch 32, float32", ["rlplat", "bare"]),
         ("TD3 HalfCheetah", ["rlplat"]),
+        ("PPO TensorCartPole, 4,096 x 24", ["rlplat", "rlplat"]),
         ("data-parallel, one rank, ResNet 128 x 32 x 32", ["rlplat", "bare"]),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from torch.overrides import TorchFunctionMode
 
 import rlplat
 from rlplat.algorithms.ppo import PPO, PPOConfig, PPOLearner
+from rlplat.config import Layer
 from rlplat.errors import EnvError, NonFiniteError, UsageError
 from rlplat.rl.envs.tensors.tasks import TensorCartPole, TensorPointMass
 from rlplat.rl.learning.backend import computation_of
 from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.normalization import OBS_MEAN, RunningMeanVar
 from rlplat.rl.policies.spec import policy_spec
+from rlplat.rl.run.training_plan import plan_from_file
 from rlplat.rl.sampling.returns import gae
 from rlplat.rl.torch.tensor_rollouts import TensorRollouts
 from tests.rl.tensor_sims import IsaacLike, ManiSkillLike
@@ -241,6 +244,11 @@ class OwnPPO(PPO):
     learner_class = OwnLearner
 
 
+class OwnStep(PPO):
+    def step(self) -> Any:
+        return super().step()
+
+
 @pytest.mark.parametrize(
     ("algorithm", "settings", "why"),
     [
@@ -249,6 +257,7 @@ class OwnPPO(PPO):
         (PPO, {"policy": {"core": "gru", "core_size": 4}}, "policy.core is gru"),
         (PPO, {"learner": {"backend": "numpy"}}, "learner.backend is numpy"),
         (OwnPPO, {}, "OwnLearner is a learner of your own"),
+        (OwnStep, {}, "OwnStep.step is your own"),
     ],
 )
 def test_what_the_learner_cannot_do_there_is_done_on_the_host(
@@ -285,19 +294,10 @@ def test_in_a_process_of_its_own(cluster: Any) -> None:
 
 @pytest.mark.slow
 def test_it_learns_to_balance() -> None:
-    config = PPOConfig(
-        env="TensorCartPole",
-        env_kwargs={"device": "cpu"},
-        num_rollout_workers=0,
-        num_envs_per_worker=64,
-        rollout_length=32,
-        minibatch_size=512,
-        learning_rate=3e-3,
-        discount=0.98,
-        gae_lambda=0.8,
-        seed=1,
-        stop={"env_steps": 400_000},
-    )
+    config = plan_from_file(
+        Path("configs/ppo/TensorCartPole.yaml"),
+        [Layer({"seed": 1, "num_rollout_workers": 0, "env_kwargs": {"device": "cpu"}, "stop": {"env_steps": 600_000}})],
+    ).config
     with PPO(config) as ppo:
         while (result := ppo.step()).env_steps < config.stop.env_steps:
             if result.episodes >= 100 and (result.episode_return_mean or 0.0) >= 475.0:

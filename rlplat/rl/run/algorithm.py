@@ -408,7 +408,9 @@ class OnPolicy(Algorithm[Rolling]):
     def samples_in_learner(self) -> bool:
         """Whether the learner steps the environment itself, which is one of tensors, on its device. Else rollout
         workers step copies of it."""
-        return isinstance(self.looked_at, SpaceSpec) and bool(self.looked_at.device) and not self.why_on_host
+        if not self.can_sample_in_learner or not isinstance(self.looked_at, SpaceSpec):
+            return False
+        return bool(self.looked_at.device) and not self.why_on_host
 
     @cached_property
     def why_on_host(self) -> str:
@@ -438,8 +440,11 @@ class OnPolicy(Algorithm[Rolling]):
             return f"actions are {spec.action}"
         if not is_on_gpu and spaces.device != "cpu":
             return "learners compute on cpu and cuda"
-        own = self.learner_class
-        return "" if own.__module__.startswith("rlplat.") else f"{own.__name__} is a learner of your own"
+        if not self.learner_class.__module__.startswith("rlplat."):
+            return f"{self.learner_class.__name__} is a learner of your own"
+        home = next(base for base in type(self).__mro__ if "can_sample_in_learner" in vars(base))
+        own = [name for name in ("setup", "step") if getattr(type(self), name) is not getattr(home, name)]
+        return f"{type(self).__name__}.{own[0]} is your own" if own else ""
 
     def start_sampling_learner(self) -> LearnerGroup:
         """The one learner, of a tensor environment that it steps itself."""
@@ -461,9 +466,9 @@ class OnPolicy(Algorithm[Rolling]):
 
     def preload(self) -> tuple[str, ...]:
         """Without torch, where numpy or TensorFlow computes."""
-        if self.samples_in_learner:
-            return ("torch",)
-        return self.computation.preload(self.config, lambda: self.specs)
+        names = self.computation.preload(self.config, lambda: self.specs)
+        is_numpy = self.config.framework == "torch" and not names  # only then the environment was looked at
+        return ("torch",) if is_numpy and self.samples_in_learner else names
 
     def look(self) -> list[PolicySpec]:
         """At the environment, ahead of the first actor: the specs of the policies."""

@@ -29,6 +29,7 @@ from rlplat.rl.envs.atari import PREPROCESSING
 from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.make import VectorEnv, is_vector_env, make_single_env, make_vector_env
 from rlplat.rl.envs.names import resolve_env
+from rlplat.rl.envs.tensors.contract import is_tensor_env
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.interfaces import Array, Episode, Obs, Step
 
@@ -234,7 +235,7 @@ def filmed(env: str, env_kwargs: dict[str, Any], film: Film) -> Filmed:
         raise UsageError(
             f"{source.name} cannot be recorded: with render_mode='rgb_array' it fails: {error}{fix}"
         ) from error
-    if is_vector_env(single):
+    if is_vector_env(single) or is_tensor_env(single):
         raise UsageError(
             f"{source.name} cannot be recorded: it is a vector environment, and a video is of one environment"
         )

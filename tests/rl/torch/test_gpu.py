@@ -52,3 +52,19 @@ def test_the_learner_trains_on_the_gpu_when_there_is_one(precision: str) -> None
         assert rlplat.available_resources()["GPU"] == rlplat.cluster_resources()["GPU"] - 1
         results = [ppo.step() for _ in range(2)]
     assert results[-1].metrics["learner/weights_version"] == 2
+
+
+def test_a_tensor_environment_stays_on_the_gpu() -> None:
+    config = PPOConfig(
+        env="TensorCartPole", num_envs_per_worker=64, rollout_length=16, minibatch_size=256, seed=1,
+        normalize_observations=True,
+    )  # fmt: skip
+    with PPO(config) as ppo:
+        assert "rollouts and updates are on cuda" in ppo.notes[0]
+        results = [ppo.step() for _ in range(3)]
+        assert results[-1].env_steps == 3 * 1024 and results[-1].metrics["learner/gradient_norm"] > 0.0
+        state = ppo.get_state()
+    with PPO(config) as ppo:
+        ppo.set_state(state)
+        assert ppo.step().env_steps == 4 * 1024
+        assert len(ppo.evaluate(2)) == 2
