@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import rlplat
-from rlplat.errors import ConfigError, WorkerCrashed
+from rlplat.errors import ConfigError, SerializationError, WorkerCrashed
 
 
 def attempts(path: Path) -> int:
@@ -55,6 +56,20 @@ def test_retry_exceptions_by_class(backend: str, tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         rlplat.get(flaky(other, 1, KeyError("k"), retry_exceptions=[OSError, ValueError]).remote())
     assert attempts(other) == 1
+
+
+def test_a_result_that_cannot_be_pickled_is_no_exception_of_the_task(backend: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    @rlplat.remote(max_retries=2, retry_exceptions=True)
+    def lock() -> Any:
+        with open(log, "a") as file:
+            file.write("x")
+        return threading.Lock()
+
+    with pytest.raises(SerializationError, match=r"the result of .*lock cannot be pickled"):
+        rlplat.get(lock.remote())
+    assert log.read_text() == "x"
 
 
 def test_the_number_of_retries_is_that_of_max_retries(backend: str, tmp_path: Path) -> None:

@@ -183,8 +183,7 @@ class InprocBackend:
                     reason = actor.death
                 except Exception as error:
                     reason = call.deadline_error() if isinstance(error, TimeoutError) else None
-                    if reason is None and not call.may_retry(error):
-                        reason = describe_error(error, call.what)
+                    reason = reason or call.failed(error)
             return reason
 
     @contextmanager
@@ -249,11 +248,12 @@ class InprocBackend:
                 self._end_stream(stream, None)
                 return
             except Exception as error:
-                if call.may_retry(error):  # from its beginning, and on behind the values that are there
+                failure = call.failed(error)
+                if failure is None:  # from its beginning, and on behind the values that are there
                     args, kwargs = self._arguments(call)
                     stream.iterator = itertools.islice(call.target(*args, **kwargs), stream.num_have, None)
                     return
-                outcome = describe_error(error, stream.name)
+                outcome = failure
         stream.ready.append(self._objects.add(outcome))
         stream.num_have += 1
         if isinstance(outcome, ErrorInfo):
@@ -396,7 +396,8 @@ class InprocBackend:
         if method == TERMINATE:
             return self._submit(self._call(f"actor {actor.class_name}", self._terminate, (), {}, actor=actor))
         check_group(what, options.concurrency_group, actor.concurrency_groups)
-        if options.retry_exceptions:
+        names = options.retry_exceptions
+        if names:
             check_retries(what, actor.info.exactly_once)
         call = self._call(
             what,
@@ -408,7 +409,7 @@ class InprocBackend:
             num_returns=options.num_returns,
             timeout_s=options.timeout_s,
             num_retries=options.max_task_retries or 0,
-            retry_exceptions=options.retry_exceptions,
+            retry_exceptions=names if isinstance(names, bool) else frozenset(names),
         )
         return self._submit(call)
 

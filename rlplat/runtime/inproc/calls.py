@@ -15,8 +15,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlplat.errors import Deadlock, RuntimeEnvFailed
+from rlplat.errors import Deadlock, RuntimeEnvFailed, SerializationError
 from rlplat.given.say import say
+from rlplat.runtime.core.owner.retries import covers
 from rlplat.runtime.core.owner.streams import Stream
 from rlplat.runtime.inproc.objects import Outcome, detached
 from rlplat.runtime.refs import ObjectRef
@@ -24,7 +25,7 @@ from rlplat.runtime.remote import ActorHandle, is_async_class
 from rlplat.runtime.wire import codec
 from rlplat.runtime.wire.codec import Packed
 from rlplat.runtime.wire.errors import describe_error
-from rlplat.runtime.wire.values import ActorInfo, Capture, ErrorInfo, Shape, class_names
+from rlplat.runtime.wire.values import ActorInfo, Capture, ErrorInfo, Shape
 
 _LONG_S = 10.0
 """A coroutine that runs longer is told of: what it waits for may be a call that cannot run beside it."""
@@ -44,7 +45,7 @@ class Call:
     num_returns: int = 1
     timeout_s: float | None = None
     num_retries: int = 0
-    retry_exceptions: bool | Collection[str] = False
+    retry_exceptions: bool | frozenset[str] = False
     """By `class_names`."""
     runtime_env: dict[str, Any] = field(default_factory=dict)
     actor: LocalActor | None = None
@@ -56,14 +57,15 @@ class Call:
     began_at: float = field(default_factory=time.monotonic)
     caller: Call | None = field(default_factory=current_call.get)
 
-    def may_retry(self, error: Exception) -> bool:
-        classes = self.retry_exceptions
-        if not self.num_retries or not classes:
-            return False
-        if classes is not True and set(class_names(type(error))).isdisjoint(classes):
-            return False
+    def failed(self, error: Exception) -> ErrorInfo | None:
+        """What it ends with; None: it runs again."""
+        if isinstance(error, SerializationError):
+            return ErrorInfo("SerializationError", str(error))
+        info = describe_error(error, self.what)
+        if not self.num_retries or not covers(self.retry_exceptions, info):
+            return info
         self.num_retries -= 1  # below 0: for ever
-        return True
+        return None
 
     def left_s(self) -> float | None:
         return None if self.timeout_s is None else self.began_at + self.timeout_s - time.monotonic()
