@@ -315,7 +315,14 @@ def make_plan(
         section = dict(entry.policy) if entry else {}
         obs = spaces[agents[0]].obs
         if config.centralized_critic and isinstance(obs, dict):
-            groups = section.get("obs_groups") or run_policy.get("obs_groups") or {}
+            own = {**run_policy, **section}
+            if own["core"] != "none" or own["share_encoder"] is True:
+                key = "share_encoder=true" if own["share_encoder"] is True else f"core={own['core']}"
+                raise ConfigError(
+                    f"multi_agent.centralized_critic gives the critic a network of its own, and policy.{key} one for "
+                    "both: omit one"
+                )
+            groups = own.get("obs_groups") or {}
             section["obs_groups"] = {"actor": [path for path in obs if path != STATE], **groups}
             if STATE in section["obs_groups"]["actor"]:
                 raise ConfigError(f"policy.obs_groups.actor names '{STATE}', which an agent that acts has not: omit it")

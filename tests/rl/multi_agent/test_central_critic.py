@@ -118,6 +118,11 @@ def test_a_line_says_what_the_critic_sees() -> None:
         (f"{HERE}:Pictures", {}, "observations have images .'obs'.* give the environment state"),
         (f"{HERE}:Named", {}, "'a' observes 'state', .* rename it"),
         (f"{GAMES}:Dying", {"policy": {"obs_groups": {"actor": ["obs", "state"]}}}, "obs_groups.actor names 'state'"),
+        (
+            f"{GAMES}:Dying",
+            {"policy": {"core": "gru"}},
+            "network of its own, and policy.core=gru one for both",
+        ),
     ],
 )
 def test_what_cannot_have_one_is_named(env: str, settings: Any, match: str) -> None:
