@@ -20,7 +20,7 @@ minibatch from the replay; every `policy_delay`-th step also the actor and alpha
 Acting normalises by running statistics, which makes every normalisation affine: policies/bounded_actor.py takes them
 into the weights. Everything else is SAC's (algorithms/sac.py). Different from the paper:
 
-- the actor renormalises too, where the authors' runs have batch normalisation in it;
+- renormalisation is that of the authors' code, in the actor too: nothing of it until `renorm_warmup`, then all at once;
 - what differs between SAC's file and its paper, differs here.
 """
 
