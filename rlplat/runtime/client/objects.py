@@ -61,7 +61,7 @@ class Objects:
         """Values that were errors, of ours and of others: who waits for many looks again when one more has come."""
         self._link, self._loop, self._transport = link, link.loop, link.transport
         self.store = Store(link.session, link.client_id, link.lock)
-        self._room = Room(link, self.store, self.dead, self.collect)
+        self.room = Room(link, self.store, self.dead, self.collect)
         self._settled = Gone()
         """The dead of whom nothing new can be heard."""
         self._told: dict[str, None] = {}
@@ -233,7 +233,7 @@ class Objects:
             segment = self.store.write(packed, owner)
         except ObjectStoreFull as error:
             needed = len(packed.data) + sum(64 + buffer.raw().nbytes for buffer in packed.buffers)
-            segment = self._room.find(needed, lambda: self.store.write(packed, owner), error)
+            segment = self.room.find(needed, lambda: self.store.write(packed, owner), error)
         if owner in self.dead:
             with self._loop.lock:
                 self.store.owner_died(owner)
@@ -271,7 +271,7 @@ class Objects:
         try:
             return self.store.empty(like)
         except ObjectStoreFull as error:
-            return self._room.find(like.nbytes, lambda: self.store.empty(like), error)
+            return self.room.find(like.nbytes, lambda: self.store.empty(like), error)
 
     @uninterrupted
     def make(self, packed: codec.Packed, made_by: str = "put") -> tuple[Value, ObjectRef]:

@@ -199,6 +199,12 @@ class Reader:
 
     def _pull(self, segment: Segment, deadline: float | None) -> bool:
         """Have bytes from another machine brought here; False when they are not there either."""
+        try:
+            return self._pull_once(segment, deadline)
+        except ObjectStoreFull as full:
+            return self._objects.room.find(sum(segment.sizes), lambda: self._pull_once(segment, deadline), full)
+
+    def _pull_once(self, segment: Segment, deadline: float | None) -> bool:
         with self._link.lock:
             request = next(self._requests)
             self._link.transport.post(NODE, messages.Pull(request, segment.creator, segment.name))

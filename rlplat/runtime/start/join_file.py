@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 
 import msgspec
 
 from rlplat.errors import ConfigError, OptionError, UsageError
 from rlplat.listening import in_url, is_loopback, listen
-from rlplat.runtime.link.trunk import Keys, new_keys
+from rlplat.runtime.link.trunk import AgentTrunk, HeadTrunks, Keys, new_keys
+from rlplat.runtime.wire import agent_messages
+
+_REACH_S = 5.0
 
 
 def make(path: str, host: str, port: int) -> Keys:
     """A new cluster: port 0 takes one that is free now. ConfigError where the file is there already."""
     with listen(host, port) as socket:
         keys = new_keys(in_url(host, socket.getsockname()[1]))
+    _check_reachable(keys)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -31,6 +36,25 @@ def make(path: str, host: str, port: int) -> Keys:
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
     return keys
+
+
+def _check_reachable(keys: Keys) -> None:
+    """ConfigError when this machine itself gets no word through to where its head listens."""
+    head = HeadTrunks(keys)
+    agent = AgentTrunk(keys)
+    try:
+        agent.tell(agent_messages.AskLease(0))
+        deadline = time.monotonic() + _REACH_S
+        while not any(head.receive()):
+            if agent.has_ended or time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{keys.address} was not reached from this machine itself: a firewall drops what comes for that "
+                    "port (--port takes another), or --host is not an address of this machine"
+                )
+            time.sleep(0.005)
+    finally:
+        agent.close()
+        head.close()
 
 
 def read(path: str) -> Keys:

@@ -1,7 +1,7 @@
 """Room in the object store when it is full: what a writer tries, in this order, until its deadline.
 
 1. Its own spares (`Store` itself), and what its dropped refs set free.
-2. The spares of all other processes, and mappings that nobody looks through any more.
+2. The spares of all other processes, mappings that nobody looks through any more, copies of what other machines have.
 3. Its own objects go to disk, oldest first, those that nobody has mapped.
 4. Those of the others, the process with the most first.
 5. It waits for somebody to free something, and begins again; at the deadline `ObjectStoreFull`.
@@ -26,6 +26,7 @@ from rlplat.runtime.process import signals
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.store.segments import Store
 from rlplat.runtime.wire import messages
+from rlplat.runtime.wire.messages import NODE
 
 T = TypeVar("T")
 _ANSWER_S = 0.25
@@ -122,7 +123,8 @@ class Room:
 
     def _ask_for_spares(self, needed: int, deadline: float) -> None:
         with self._loop.lock:
-            self._ask(self._peers(), 0, min(deadline, time.monotonic() + _ANSWER_S))
+            to_free = {peer: needed if peer == NODE else 0 for peer in self._peers()}  # the node has copies only
+            self._ask(to_free, min(deadline, time.monotonic() + _ANSWER_S))
 
     def _spill_own(self, needed: int, deadline: float) -> None:
         self._spiller.spill(needed)
@@ -132,7 +134,7 @@ class Room:
             for peer in self._peers():
                 if self._has_room(needed) or not self._store.can_spill():
                     return
-                self._ask([peer], needed, min(deadline, time.monotonic() + _SPILL_ANSWER_S))
+                self._ask({peer: needed}, min(deadline, time.monotonic() + _SPILL_ANSWER_S))
 
     def _wait(self, needed: int, deadline: float) -> None:
         """Not without a pause, whatever the figures say: writing has just failed."""
@@ -143,9 +145,9 @@ class Room:
                 min(deadline, began + 0.2),
             )
 
-    def _ask(self, peers: list[str], to_spill: int, until: float) -> None:
-        """Ask and wait for the answers (lock held, given up meanwhile)."""
-        for peer in peers:
+    def _ask(self, peers: dict[str, int], until: float) -> None:
+        """Ask for so many bytes, besides spares, and wait for the answers (lock held, given up meanwhile)."""
+        for peer, to_spill in peers.items():
             self._loop.transport.post(peer, messages.MakeRoom(to_spill))
         self._waited_for |= set(peers)
         try:

@@ -23,6 +23,7 @@ import zmq
 import rlplat
 from rlplat.errors import ConfigError, ObjectLost, ObjectStoreFull, WorkerCrashed
 from rlplat.runtime.link.trunk import AgentTrunk, HeadTrunks
+from rlplat.runtime.machine.session import SPILL_LINK
 from rlplat.runtime.placement import placement_group, remove_placement_group
 from rlplat.runtime.start import join_file
 from rlplat.runtime.start.start import versions
@@ -326,6 +327,14 @@ def test_a_value_for_which_the_reader_has_no_room_is_refused_in_words(join: str,
         rlplat.get(make.remote(3_000_000), timeout=60)
     made = [make.remote(1_000_000) for _ in range(5)]  # copies that no view needs make way for others
     assert [int(rlplat.get(ref, timeout=60).sum()) for ref in made] == [1_000_000] * 5
+    session = rlplat.runtime.refs.backend().link.session
+    spilled = os.path.join(session, SPILL_LINK)
+    ours = [rlplat.put(np.ones(600_000)) for _ in range(2)]
+    assert int(rlplat.get(made[0], timeout=60).sum()) == 1_000_000  # ours have gone to disk for that
+    assert len(os.listdir(spilled)) == 2
+    ours += [rlplat.put(np.ones(600_000)) for _ in range(2)]  # the copy goes, and nothing else
+    assert len(os.listdir(spilled)) == 2
+    assert [int(rlplat.get(ref).sum()) for ref in ours] == [600_000] * 4
 
 
 def test_a_machine_whose_workers_were_killed_with_it_is_lost(join: str, start: Start) -> None:
@@ -655,6 +664,14 @@ def test_a_training_has_rollout_workers_on_every_machine(
     command += ["--num-rollout-workers", "4", "--stop.env-steps", "4000", "--out", str(tmp_path / "run")]
     assert main(command) == 0, capsys.readouterr().err
     assert len({line for line in seen.read_text().splitlines() if line}) == 2
+
+
+def test_a_head_that_cannot_reach_itself_writes_no_join_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AgentTrunk, "tell", lambda self, message: None)  # as where a firewall drops it
+    monkeypatch.setattr(join_file, "_REACH_S", 0.1)
+    with pytest.raises(ConfigError, match="was not reached from this machine itself"):
+        join_file.make(str(tmp_path / "join.json"), "127.0.0.1", 0)
+    assert not os.listdir(tmp_path)
 
 
 def has_ipv6() -> bool:
