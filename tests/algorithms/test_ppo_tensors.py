@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -256,6 +256,7 @@ class OwnStep(PPO):
         (PPO, {"normalize_value": True}, "normalize_value is True"),
         (PPO, {"policy": {"core": "gru", "core_size": 4}}, "policy.core is gru"),
         (PPO, {"learner": {"backend": "numpy"}}, "learner.backend is numpy"),
+        (PPO, {"on_env_error": "restart"}, "on_env_error is restart"),
         (OwnPPO, {}, "OwnLearner is a learner of your own"),
         (OwnStep, {}, "OwnStep.step is your own"),
     ],
@@ -266,6 +267,25 @@ def test_what_the_learner_cannot_do_there_is_done_on_the_host(
     with caplog.at_level(logging.WARNING), algorithm(PPOConfig(**(SMALL | settings))) as ppo:
         assert not ppo.samples_in_learner and ppo.step().env_steps == 128
     assert f"warning: tensors of TensorCartPole (cpu) are copied to the host: {why}" in caplog.text
+
+
+def test_numbers_of_the_infos_need_no_names() -> None:
+    with pytest.raises(UsageError, match="they are metrics without being named: omit it"):
+        PPO(PPOConfig(**SMALL, env_metrics=["success"]))
+
+
+class Closing(TensorCartPole):
+    closed: ClassVar[list[int]] = []
+
+    def close(self) -> None:
+        self.closed.append(self.num_envs)
+
+
+def test_the_environment_is_closed_at_the_end() -> None:
+    with PPO(PPOConfig(**(SMALL | {"env": Closing}))) as ppo:
+        ppo.step()
+        assert Closing.closed == []
+    assert Closing.closed == [16]
 
 
 class Spoilt(TensorCartPole):

@@ -211,6 +211,12 @@ def check_env_here(
             env = OnHost(env, source.name)
             device = env.device
             report.add("note", f"its tensors are on {device}")
+            if env_metrics:
+                report.add(
+                    "error",
+                    "env_metrics is not for a tensor environment, which tells its numbers in info['log'] or "
+                    "info['final_info']['episode']; they are metrics without being named: omit it",
+                )
         if is_vector_env(env):
             if num_envs is not None and env.num_envs != num_envs:
                 report.add("error", other_number(report.name, env.num_envs, num_envs))

@@ -191,6 +191,10 @@ class OnPolicyLearner(Learner[Rolling]):
 
         self.rollouts = TensorRollouts(self.config, self.net.spec, self.net.network, self.net.device)
 
+    def close_envs(self) -> None:
+        if self.rollouts is not None:
+            self.rollouts.close()
+
     def not_saved(self) -> str:
         """What `get_state` leaves out, or the empty string."""
         return "" if self.rollouts is None else str(self.rollouts.not_saved)

@@ -21,6 +21,7 @@ from rlplat.rl.envs.guard import has_info_mask, mask_method
 from rlplat.rl.envs.gym_spaces import ObsPart, action_converter, action_row, obs_parts, space_spec
 from rlplat.rl.envs.make import is_vector_env, make_single_env, make_vector_env
 from rlplat.rl.envs.names import resolve_env
+from rlplat.rl.envs.tensors.contract import attribute, is_tensor_env
 from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.spaces import MASK, SpaceSpec
 
@@ -33,8 +34,8 @@ def agent_spaces(env: Any, env_kwargs: dict[str, Any]) -> AgentSpaces:
             return AgentSpaces(vector_env.observation_space, vector_env.action_space)
     single = make_single_env(source, dict(env_kwargs))
     try:
-        if is_vector_env(single):
-            return AgentSpaces(single.single_observation_space, single.single_action_space)
+        if is_vector_env(single) or is_tensor_env(single):
+            return AgentSpaces(*(attribute(single, f"single_{of}_space") for of in ("observation", "action")))
         can_mask = space_spec(single.observation_space, single.action_space).action.mask_size > 0
         adds_mask = mask_method(single) is not None or (can_mask and has_info_mask(single))
         return AgentSpaces(single.observation_space, single.action_space, adds_mask=adds_mask)

@@ -50,7 +50,7 @@ from rlplat.rl.run.evaluation import Evaluation
 from rlplat.rl.sampling.returns import LearningRewards
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.tally import RunTally
-from rlplat.rl.sampling.worker_group import RolloutWorkers
+from rlplat.rl.sampling.worker_group import CLOSE_S, RolloutWorkers
 from rlplat.rl.saved import HasState
 from rlplat.rl.seeding import ProcessSeeds
 from rlplat.rl.spaces import SpaceSpec, obs_leaves
@@ -427,6 +427,8 @@ class OnPolicy(Algorithm[Rolling]):
             "learner.device": learner.device != "auto" and (learner.device == "cuda") != is_on_gpu,
             "overlap_sampling": getattr(config, "overlap_sampling", False) is True,
             "random_start_steps": config.random_start_steps > 0,
+            "vectorization": config.vectorization != "auto",
+            "on_env_error": config.on_env_error != "fail",
             "normalize_rewards": config.normalize_rewards,
             "normalize_value": getattr(config, "normalize_value", False),
             "policy.core": spec.core != "none",
@@ -453,8 +455,13 @@ class OnPolicy(Algorithm[Rolling]):
         learners: LearnerGroup = self.start_policies()
         learners.wait_until_ready()
         rlplat.get([handle.sample_here.remote() for handle in learners.handles])
+        self.ends.callback(self._close_envs, learners)
         self.notes = (f"the learner steps {self.config.env} itself: rollouts and updates are on {device}",)
         return learners
+
+    @staticmethod
+    def _close_envs(learners: LearnerGroup) -> None:
+        rlplat.wait([handle.close_envs.remote() for handle in learners.handles], timeout=CLOSE_S)
 
     def update_alone(self) -> Result:
         """One round of a learner that samples itself."""

@@ -19,6 +19,7 @@ from rlplat.rl.envs.tensors.contract import is_tensor_env
 from rlplat.rl.envs.tensors.env import TensorEnvs
 from rlplat.rl.envs.tensors.make import make_tensor_envs
 from rlplat.rl.envs.tensors.tasks import TensorCartPole, TensorPointMass
+from rlplat.rl.run.agent_spaces import agent_spaces
 from tests.rl.tensor_sims import IsaacLike, JaxCartPole, ManiSkillLike
 
 SEED = np.random.SeedSequence(1)
@@ -104,6 +105,16 @@ def test_isaac_lab_has_groups_of_observations_no_last_ones_and_a_log() -> None:
     assert step.final_obs is None and step.truncated.all() and not step.terminated.any()
     assert envs.raw.taken.unique().tolist() == [7.0], "actions without bounds are not clipped"
     assert step.means["Episode_Reward/alive"].tolist() == [0.5, 1.0]
+
+
+def test_within_gymnasiums_wrappers_it_is_the_same() -> None:
+    """As `gymnasium.make` gives Isaac Lab's; these wrappers pass on no names."""
+    wrapped = gym.wrappers.OrderEnforcing(IsaacLike(4))
+    assert not hasattr(wrapped, "num_envs") and is_tensor_env(wrapped)
+    envs = TensorEnvs(wrapped, "isaac")
+    envs.reset(SEED)
+    assert envs.step(torch.zeros(4, 1)).rewards.shape == (4,)
+    assert agent_spaces(lambda: wrapped, {}).spec == envs.spec
 
 
 def test_maniskill_tells_the_last_observation_and_its_episodes() -> None:
