@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import msgspec
+
 from rlplat.runtime import refs
 from rlplat.runtime.client.client import Client
 from rlplat.runtime.core.node.leases import SILENT_S
@@ -17,6 +19,7 @@ from rlplat.runtime.core.scheduler.scheduler import WARN_AFTER_S, Scheduler
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.link.system import System
 from rlplat.runtime.link.transport import SEVERAL
+from rlplat.runtime.link.trunk import new_keys
 from rlplat.runtime.node.far import FarNode
 from rlplat.runtime.node.node import Node
 from rlplat.runtime.wire import agent_messages
@@ -33,7 +36,7 @@ _SETTINGS = {
     "log_to_driver": False, "hang_timeout_s": 10.0, "memory_usage_threshold": 1.0, "preload": [], "sys_path": [],
     "store_full_timeout_s": 1.0,
 }  # fmt: skip
-_KEYS = dict.fromkeys(("address", "head_public", "head_secret", "node_public", "node_secret"), "")
+_KEYS = msgspec.to_builtins(new_keys("10.0.0.1:7000"))
 
 
 class _NoThread:

@@ -57,7 +57,7 @@ class Invariants:
                 if record.message.creation is not None:
                     key = (f"{client.client_id} for {sender}", record.id)  # each incarnation is created once
                 what = f"{record.name} {key} was committed"
-                is_made_again = record.name == "large" and self._committed.get(key) in self.world.dead
+                is_made_again = record.name == "large" and self.world.dead  # or what it needs was lost, or is freed
                 if key in self._committed and not is_made_again:
                     raise Violation(f"{what} twice: by {self._committed[key]} and {sender}")
                 if sender != target:

@@ -185,7 +185,7 @@ class World:
             self.num_events += 1
             if self.num_events > MAX_EVENTS:
                 raise Violation(f"no end: {MAX_EVENTS} events, the last one: {what}")
-            if self.trace is not None and not is_tick:
+            if what and not is_tick:
                 self.note(what)
             act()
             if self.touched:

@@ -11,8 +11,9 @@ An agent's end never connects a second time: what was queued when a connection b
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import zmq
@@ -26,7 +27,9 @@ from rlplat.runtime.wire.agent_messages import TrunkMessage
 _DOMAIN = b"rlplat"
 _HANDSHAKE_MS = 2000
 _MAX_PART_BYTES = (1 << 30) + 1024
-_ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSED
+_Key = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{40}$")]
 # As plain numbers: arithmetic with pyzmq's enums costs more than the calls that take them.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
 _EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
@@ -39,12 +42,12 @@ Heard = tuple[str, str, bytes, Data]
 class Keys(msgspec.Struct, frozen=True):
     """What a join file holds: the head's address, its key pair, and the one of all other machines (Z85)."""
 
-    address: str
+    address: Annotated[str, msgspec.Meta(pattern=r"^.+:[0-9]{1,5}$")]
     """HOST:PORT"""
-    head_public: str
-    head_secret: str
-    node_public: str
-    node_secret: str
+    head_public: _Key
+    head_secret: _Key
+    node_public: _Key
+    node_secret: _Key
 
 
 def new_keys(address: str) -> Keys:
@@ -174,7 +177,7 @@ class AgentTrunk:
         self._socket.connect(f"tcp://{keys.address}")
         self.dropped = Dropped(node or "agent")
         self.fds = [int(self._socket.getsockopt(zmq.FD)), int(self._events.getsockopt(zmq.FD))]
-        self.has_ended = False
+        self.has_ended = self.is_refused = False
 
     def has_input(self) -> bool:
         return _has_input(self._socket) or _has_input(self._events)
@@ -182,8 +185,9 @@ class AgentTrunk:
     def receive(self) -> Iterator[Heard]:
         """What is here; `has_ended` says whether anything else can come."""
         while _has_input(self._events):
-            self._events.recv_multipart()
+            event, _ = self._events.recv_multipart()
             self.has_ended = True
+            self.is_refused |= bool(int.from_bytes(event[:2], sys.byteorder) & _REFUSED)
         while _has_input(self._socket):
             heard = _receive(self._socket, self.dropped, "head")
             if heard is not None:

@@ -80,10 +80,14 @@ def check_free(keys: Keys) -> None:
     try:
         listen(*host_and_port(keys)).close()
     except UsageError as error:
-        raise ConfigError(
-            f"{error}: another program has this cluster (one at a time may), or the port is somebody else's "
-            "(`rlplat start --head --port` takes another)"
-        ) from None
+        if "in use" in str(error):
+            why = (
+                "another program has this cluster (one at a time may), or the port is somebody else's "
+                "(`rlplat start --head --port` takes another)"
+            )
+        else:
+            why = "the program of a cluster runs on its head, the machine of that address"
+        raise ConfigError(f"{error}: {why}") from None
 
 
 def host_and_port(keys: Keys) -> tuple[str, int]:

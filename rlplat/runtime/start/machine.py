@@ -36,10 +36,16 @@ from rlplat.runtime.wire import agent_messages
 
 _ASK_EVERY_S = 0.5
 _ANSWER_S = 5.0
+_REFUSED_TIMES = 3
+"""In a row: once may be a head that ends just now."""
 _STOP_S, _KILL_S = 10.0, 5.0
 
 
 class _Stopped(BaseException):
+    pass
+
+
+class _KeyRefused(Exception):
     pass
 
 
@@ -52,9 +58,18 @@ def serve(path: str, num_cpus: float | None, num_gpus: int | None, resources: di
     try:
         with _registered(keys):
             say(f"this machine waits for programs of the cluster at {keys.address}")
-            ended = ""
+            ended, num_refused = "", 0
             while True:
-                program, address = _ask(keys, ended)
+                try:
+                    program, address = _ask(keys, ended)
+                    num_refused = 0
+                except _KeyRefused:
+                    program, num_refused = None, num_refused + 1
+                    if num_refused == _REFUSED_TIMES:
+                        raise ConfigError(
+                            f"what listens at {keys.address} refuses the keys in {path}: it is the head of another "
+                            "cluster, or none; copy the head's join file again"
+                        ) from None
                 if program is None:
                     time.sleep(_ASK_EVERY_S)
                 else:
@@ -90,6 +105,8 @@ def _ask(keys: Keys, ended: str) -> tuple[agent_messages.Program | None, str]:
                 return answer, address
             if not trunk.has_input():
                 poller.poll(100)
+        if trunk.is_refused:
+            raise _KeyRefused
     finally:
         trunk.close()
     return None, ""

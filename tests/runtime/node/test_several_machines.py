@@ -567,20 +567,85 @@ def test_a_second_program_at_the_same_time_is_refused(join: str) -> None:
     rlplat.shutdown()
 
 
-def test_who_has_not_the_key_does_not_get_in(join: str, start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whose", ["node", "head"])
+def test_who_has_not_the_key_does_not_get_in(join: str, start: Start, tmp_path: Path, whose: str) -> None:
     keys = json.loads(Path(join).read_text())
     other = str(tmp_path / "other.json")
     join_file.make(other, "127.0.0.1", 0)
     strange = json.loads(Path(other).read_text())
-    Path(other).write_text(json.dumps(keys | {name: strange[name] for name in ("node_public", "node_secret")}))
+    Path(other).write_text(json.dumps(keys | {f"{whose}_{part}": strange[f"{whose}_{part}"] for part in PARTS}))
     init(join)
     command = [sys.executable, "-m", "rlplat.cli", "start", "--address", other]
-    stranger = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    waits, why = refused.stderr.splitlines()
+    assert "waits for programs" in waits
+    assert f"what listens at {keys['address']} refuses the keys in {other}" in why
     start("--resource", "far=1")
     assert rlplat.get(session_there.remote(), timeout=60)
     assert alive() == ["n2", "node"]
-    stranger.terminate()
-    assert "works for" not in stranger.communicate(timeout=60)[1]
+
+
+PARTS = ("public", "secret")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("head_public", "abc"), ("node_secret", "é" * 40), ("address", "nonsense"), ("address", 5)]
+)
+def test_a_join_file_that_is_none_is_refused_in_one_line(join: str, field: str, value: Any) -> None:
+    Path(join).write_text(json.dumps(json.loads(Path(join).read_text()) | {field: value}))
+    with pytest.raises(ConfigError, match=f"is no join file: .*{field}"):
+        init(join)
+
+
+def test_a_program_that_does_not_run_on_the_head_is_told_so(join: str) -> None:
+    Path(join).write_text(json.dumps(json.loads(Path(join).read_text()) | {"address": "192.0.2.1:7000"}))
+    with pytest.raises(ConfigError, match="runs on its head, the machine of that address"):
+        init(join)
+
+
+def test_who_connects_and_says_nothing_keeps_nobody_out(join: str, start: Start) -> None:
+    """Or half a greeting; ZeroMQ gives them two seconds."""
+    host, _, port = join_file.read(join).address.rpartition(":")
+    init(join)
+    silent = [socket.create_connection((host, int(port))) for _ in range(200)]
+    try:
+        for number, each in enumerate(silent[:100]):
+            each.sendall(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03"[: number % 11])
+        start("--resource", "far=1")
+        assert rlplat.get(session_there.remote(), timeout=60)
+        assert soon(lambda: all(is_closed(each) for each in silent))
+    finally:
+        for each in silent:
+            each.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1000)  # its own greeting, and then the end
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def can_mount() -> bool:
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="no mount namespace can be made here (root)")
+def test_a_machine_without_room_for_objects_is_refused_in_words(join: str, start: Start) -> None:
+    init(join)
+    mount = 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"'
+    command = [sys.executable, "-m", "rlplat.cli", "start", "--address", join, "--resource", "far=1"]
+    full = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount, "-", *command], capture_output=True, text=True, timeout=60
+    )
+    assert full.returncode == 1
+    assert "/dev/shm has only 4 MB free" in full.stderr.splitlines()[-1]
+    start("--resource", "far=1")
+    assert rlplat.get(session_there.remote(), timeout=60)
 
 
 def test_what_has_no_key_or_speaks_no_zeromq_is_not_heard(join: str, start: Start) -> None:
