@@ -72,6 +72,11 @@ class Place:
     def has(self, namespace: str) -> bool:
         return os.readlink(f"/proc/{self._holder.pid}/ns/net") == namespace
 
+    def listens(self) -> list[str]:
+        """Its open ports, as the kernel writes them."""
+        tables = [Path(f"/proc/{self._holder.pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+        return [line.split()[1] for table in tables for line in table.splitlines()[1:] if line.split()[3] == "0A"]
+
     def node_process(self) -> int:
         pid = self.process.pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
@@ -277,6 +282,7 @@ class Rounds:
         namespace = rlplat.get(counter.namespace.remote(), timeout=WAIT_S)
         (place,) = (each for each in self.places if each.has(namespace))
         was = alive()[place.name]
+        check(not place.listens(), f"{place.name} listens: {place.listens()}")
         rlplat.get(counter.add.remote(), timeout=WAIT_S)
         counts = [counter.add.remote() for _ in range(5)]
         numbers = [1000 * number + n for n in range(40)]

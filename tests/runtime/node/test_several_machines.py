@@ -338,7 +338,7 @@ def test_a_value_for_which_the_reader_has_no_room_is_refused_in_words(join: str,
 
 
 def test_a_machine_whose_workers_were_killed_with_it_is_lost(join: str, start: Start) -> None:
-    machine = start("--resource", "far=2")
+    machine = start("--resource", "far=9")
     init(join)
 
     @rlplat.remote(resources={"far": 1}, num_cpus=0, max_restarts=1, max_task_retries=-1)
@@ -358,15 +358,30 @@ def test_a_machine_whose_workers_were_killed_with_it_is_lost(join: str, start: S
     def kept_there() -> list[Any]:
         return [rlplat.put(np.ones(1_000_000))]
 
+    @rlplat.remote(resources={"far": 1}, num_cpus=0, num_returns="streaming")
+    def numbers() -> Iterator[int]:
+        for number in range(10):
+            time.sleep(0.05)
+            yield number
+
+    deaths: list[str] = []
+    mortal = Counter.options(max_restarts=0).remote()
+    mortal.on_death(lambda error: deaths.append(str(error)))
+    Counter.options(name="named", lifetime="detached").remote().add.remote()
+    stream = numbers.remote()
+    taken = [rlplat.get(next(stream), timeout=60) for _ in range(3)]
     counter, ref = Counter.remote(), large.remote()
     (lost,) = rlplat.get(kept_there.remote(), timeout=60)
     assert rlplat.get([counter.add.remote() for _ in range(2)], timeout=60) == [1, 2]
     rlplat.wait([ref], timeout=60)
     before = rlplat.get(session_there.remote(), timeout=60)
-    other = start("--resource", "far=2")
+    other = start("--resource", "far=9")
     there("n2", "n3")
     os.kill(node_process_of(machine.pid), signal.SIGKILL)
     assert rlplat.get(counter.add.remote(), timeout=60) == 1
+    assert taken + [rlplat.get(each, timeout=60) for each in stream] == list(range(10))
+    assert rlplat.get(rlplat.get_actor("named").add.remote(), timeout=60) == 1
+    assert soon(lambda: deaths) and "its node n2 was lost" in deaths[0]
     assert rlplat.get(session_there.remote(), timeout=60) != before
     assert int(rlplat.get(ref, timeout=60).sum()) == 1_000_000
     with pytest.raises(rlplat.errors.RuntimeFault):
@@ -537,7 +552,7 @@ def test_a_machine_that_is_slow_to_start_is_waited_for(join: str) -> None:
     heard: list[Any] = []
 
     def answer() -> Any:
-        return next((agent_messages.decode(frame) for *_, frame in trunks[-1].receive()), None)
+        return next((agent_messages.decode(frame) for _, _, frame, _ in trunks[-1].receive()), None)
 
     def be_slow() -> None:
         while not trunks or trunks[-1].has_ended:  # the head is not there yet
