@@ -109,7 +109,7 @@ class PolicySpec:
                 "omit it"
             )
         if self.layer_norm and "impala_cnn" in self.encoders.values():
-            raise ConfigError("policy.layer_norm=true is for MLPs and the other CNNs, not for impala_cnn: omit it")
+            raise ConfigError("policy.layer_norm=true is for MLPs and other CNNs, not for impala_cnn: set it to false")
 
     @property
     def has_mask(self) -> bool:
