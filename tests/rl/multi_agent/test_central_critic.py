@@ -58,6 +58,31 @@ class Named(Dying):
         return spaces.Dict({"state": super().observation_space(agent)})
 
 
+class Product(Dying):
+    """Two agents see a sign each; both get the product of them, and the game is over."""
+
+    possible_agents = ["a", "b"]
+    rng = np.random.default_rng(0)
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(-1, 1, (1,), np.float32)
+
+    def _obs(self, agents: list[str]) -> Any:
+        return dict(zip(agents, self.signs[:, None], strict=True))
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.signs = self.rng.choice(np.float32([-1, 1]), 2)
+        self.agents = list(self.possible_agents)
+        return self._obs(self.agents), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        agents, self.agents = self.agents, []
+        reward, done = float(self.signs.prod()), dict.fromkeys(agents, True)
+        return self._obs(agents), dict.fromkeys(agents, reward), done, dict.fromkeys(agents, False), {}
+
+
 def states_of(env: str, num_steps: int, **env_kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
     """Of every moment: the state that each agent to act sees, and that of the agents that were cut off."""
     settings = PPOConfig(env=env, env_kwargs=env_kwargs, **SMALL, **CENTRAL).model_dump()
@@ -150,3 +175,15 @@ def test_a_saved_run_continues_with_its_critic(runtime: None, groups: Any) -> No
         ):
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
         assert ours.shape and np.isfinite(other.step().metrics["policy/shared/learner/value_loss"])
+
+
+@pytest.mark.slow
+def test_it_knows_returns_that_no_agent_alone_can_know(runtime: None) -> None:
+    known = []
+    for central in (False, True):
+        more = {"multi_agent": {"centralized_critic": central}, "learning_rate": 1e-2, "num_envs_per_worker": 8}
+        with PPO(PPOConfig(env=f"{HERE}:Product", **SMALL | {"policy": {"hidden_sizes": [16]}} | more)) as ppo:
+            for _ in range(20):
+                result = ppo.step()
+        known.append(result.metrics["policy/shared/learner/explained_variance"])
+    assert known[0] < 0.2 and known[1] > 0.9, known
