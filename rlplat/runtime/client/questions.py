@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from rlplat.errors import OptionError
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.envs import spec as runtime_env
 from rlplat.runtime.link.link import Link
@@ -127,8 +128,17 @@ class ClientEnvs:
         if known is not None and known[0] == self._token:
             key: str = known[1]
             return key
+        node = self._link.transport.node
+        if node not in ("", NODE) and {"working_dir", "py_modules"} & {*(options.runtime_env or ())}:
+            raise OptionError(
+                "runtime_env: a working_dir or py_modules of its own has only what is submitted on the machine of the "
+                "program: name them in rlplat.init(runtime_env=...)"
+            )
         self.own = runtime_env.prepared(self.own, self.folder)
         env = runtime_env.prepared(runtime_env.merged(self.own, options.runtime_env), self.folder)
+        if node == NODE:
+            for path in runtime_env.search_path(env):
+                runtime_env.archive(path, self._link.session)
         key, spec = runtime_env.key_and_spec(env)
         self._define_once(key, spec)
         options.__dict__["_env"] = (self._token, key)

@@ -1,6 +1,8 @@
-"""Build the venv of a runtime environment: a program that the node runs once for each.
+"""Build what a runtime environment needs: a program that the node runs once for each.
 
-    python -m rlplat.runtime.envs.build SPEC VENV     prints what pip prints; exit code 0 when the venv is there
+    python -m rlplat.runtime.envs.build ENV VENV ARCHIVE...     prints what pip prints; exit code 0 when all is there
+
+An archive is a snapshot of a folder that has come from another machine, unpacked in place of its name less `.tar`.
 
 A venv is `<cache>/envs/<hash>`, made by one process at a time under a lock, and counts as absent until its file
 `complete` is there: a venv cannot be renamed, because its scripts name its path. It sees the packages of the driver's
@@ -16,11 +18,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 from rlplat.paths import user_path
-from rlplat.runtime.envs.spec import Env, fingerprint
+from rlplat.runtime.envs.spec import ARCHIVE, Env, fingerprint, unpack
 
 
 def cache_folder() -> Path:
@@ -108,11 +111,15 @@ def _run(command: list[str], is_quiet: bool = False) -> int:
 
 def main() -> None:
     try:
-        build(json.loads(sys.argv[1]), Path(sys.argv[2]))
+        env, venv, *archives = sys.argv[1:]
+        for archive in archives:
+            unpack(os.path.realpath(archive), archive.removesuffix(ARCHIVE))
+        if venv:
+            build(json.loads(env), Path(venv))
     except subprocess.CalledProcessError as error:
         print(f"`{' '.join(error.cmd)}` ended with code {error.returncode}", flush=True)
         sys.exit(1)
-    except OSError as error:
+    except (OSError, tarfile.TarError) as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         sys.exit(1)
 

@@ -1,4 +1,5 @@
-"""The runtime environments that a node was told of, and the builds of those that need a venv.
+"""The runtime environments that a node was told of, and the builds of those that need a venv, or folders that have come
+from another machine.
 
 A build is a child process of the node; its output is in the logs, and its last lines are in the error. An environment
 that failed stays failed for this cluster: nothing is tried again behind the user's back.
@@ -21,7 +22,7 @@ import msgspec
 
 from rlplat.runtime.envs import spec as runtime_env
 from rlplat.runtime.machine.session import main_of
-from rlplat.runtime.machine.worker_logs import LogFile
+from rlplat.runtime.machine.worker_logs import SNAPSHOTS, LogFile
 from rlplat.runtime.wire.values import ErrorInfo
 
 _TIMEOUT_S = 600.0
@@ -33,7 +34,7 @@ _KEY = re.compile(r"[0-9a-zA-Z_-]{1,64}")
 class _Build(msgspec.Struct):
     process: Any
     """A `subprocess.Popen`, which is imported when there is something to build."""
-    venv: Path
+    venv: Path | None
     deadline: float | None
     timeout_s: float
     log: LogFile
@@ -44,17 +45,18 @@ class _Known(msgspec.Struct):
     env: runtime_env.Env
     spec: str
     python: str | None = None
-    """None while its venv is built, "" when a fork of the zygote will do."""
+    """None while it is built, "" when a fork of the zygote will do."""
     error: ErrorInfo | None = None
     tail: bytes = b""
     early_deaths: int = 0
 
 
 class EnvBuilds:
-    """`on_settled(key)`: its venv is there, or it has failed."""
+    """`on_settled(key)`: it is built, or has failed. `folder` is the session's, with logs and snapshots."""
 
-    def __init__(self, poller: select.poll, log_folder: str, on_settled: Callable[[str], None]) -> None:
-        self._poller, self._log_folder, self._on_settled = poller, log_folder, on_settled
+    def __init__(self, poller: select.poll, folder: str, on_settled: Callable[[str], None]) -> None:
+        self._poller, self._on_settled = poller, on_settled
+        self._log_folder, self._snapshots = os.path.join(folder, "logs"), os.path.join(folder, SNAPSHOTS)
         self._known: dict[str, _Known] = {}
         self._builds: dict[int, tuple[str, _Build]] = {}
         """By the descriptor of the build's output."""
@@ -65,31 +67,29 @@ class EnvBuilds:
             return
         from rlplat.runtime.envs import build as env_build
 
-        env = json.loads(spec)
-        if not _KEY.fullmatch(key) or not isinstance(env, dict):
+        if not _KEY.fullmatch(key) or not isinstance(json.loads(spec), dict):
             raise ValueError(f"environment {key!r:.50} is {spec!r:.50}")
-        needs_own_process = runtime_env.needs_own_process(env)
+        env = runtime_env.placed(spec, self._snapshots)
+        archives = [f"{path}{runtime_env.ARCHIVE}" for path in runtime_env.search_path(env) if not os.path.isdir(path)]
         timeout_s = float(env.get("config", {}).get("setup_timeout_seconds", _TIMEOUT_S))
         try:
             venv, failure = env_build.venv_folder(env), ""
         except OSError as error:
             venv, failure = None, f"{type(error).__name__}: {error}"
-        known = self._known[key] = _Known(env, spec)
+        known = self._known[key] = _Known(env, json.dumps(env))
         if failure:
             self.fail(key, failure)
-        elif venv is None:
-            known.python = sys.executable if needs_own_process else ""
-        elif env_build.is_complete(venv):
-            known.python = env_build.venv_python(venv)
+        elif archives or not (venv is None or env_build.is_complete(venv)):
+            self._begin(key, known.spec, venv, archives, timeout_s)
         else:
-            self._begin(key, spec, venv, timeout_s)
+            known.python = _python_of(env, venv)
 
-    def _begin(self, key: str, spec: str, venv: Path, timeout_s: float) -> None:
+    def _begin(self, key: str, spec: str, venv: Path | None, archives: list[str], timeout_s: float) -> None:
         import subprocess
 
         try:
             process = subprocess.Popen(
-                [sys.executable, "-c", main_of("rlplat.runtime.envs.build"), spec, str(venv)],
+                [sys.executable, "-c", main_of("rlplat.runtime.envs.build"), spec, str(venv or ""), *archives],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -138,13 +138,14 @@ class EnvBuilds:
         build.process.stdout.close()
         code = build.process.wait()
         known = self._known[key]
-        if code == 0 and env_build.is_complete(build.venv):
-            known.python = env_build.venv_python(build.venv)
+        if code == 0 and (build.venv is None or env_build.is_complete(build.venv)):
+            known.python = _python_of(known.env, build.venv)
             self._on_settled(key)
             return
         why = f"it took more than {build.timeout_s:g} s" if build.is_late else f"exit code {code}"
         last = "\n  ".join(known.tail.decode(errors="replace").splitlines()[-_ERROR_LINES:])
-        self.fail(key, f"its venv could not be built ({why}); the last lines (all: {build.log.path}):\n  {last}")
+        what = "its venv could not be built" if build.venv else "its folders could not be unpacked"
+        self.fail(key, f"{what} ({why}); the last lines (all: {build.log.path}):\n  {last}")
 
     def fail(self, key: str, why: str) -> None:
         known = self._known[key]
@@ -172,6 +173,14 @@ class EnvBuilds:
             if build.deadline is not None and build.deadline <= now:
                 build.deadline, build.is_late = None, True
                 _kill_tree(build.process.pid)
+
+
+def _python_of(env: runtime_env.Env, venv: Path | None) -> str:
+    from rlplat.runtime.envs import build as env_build
+
+    if venv is not None:
+        return env_build.venv_python(venv)
+    return sys.executable if runtime_env.needs_own_process(env) else ""
 
 
 def _kill_tree(pid: int) -> None:

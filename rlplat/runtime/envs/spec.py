@@ -2,7 +2,9 @@
 
     checked(env)            the user's dictionary in normal form; OptionError names what is wrong with it
     merged(parent, child)   as Ray merges: the child's fields replace the parent's, `env_vars` join
-    prepared(env, folder)   directories replaced by snapshots in `folder`; (key, JSON) of what is sent to the node
+    prepared(env, folder)   directories replaced by snapshots in `folder`
+    key_and_spec(env)       what is sent to nodes: JSON, in which a snapshot goes by its name alone
+    placed(spec, folder)    there: the environment, with snapshots in `folder` of that machine
     apply(env)              in the worker, before any code of the user's: variables, directory, sys.path
 
 `working_dir` and `py_modules` are snapshots, as in Ray: a copy made when a function or class with that environment is
@@ -12,19 +14,23 @@ directory is copied once. Without a `working_dir` workers run in the driver's ow
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import sys
+import tarfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from rlplat.errors import OptionError, OptionTypeError
+from rlplat.runtime.machine.session import SPILL_LINK
+from rlplat.runtime.wire.messages import NODE
 
 KEYS = ("env_vars", "working_dir", "py_modules", "excludes", "pip", "uv", "config")
 _ELSEWHERE = {
@@ -42,6 +48,9 @@ _NEVER_COPIED = ("__pycache__", ".git", ".hg", ".svn", "*.pyc")
 _READ_AT_START = re.compile(r"(PYTHON|LD_|OMP_|OPENBLAS_|MKL_|NUMEXPR_|MALLOC_|KMP_|GLIBC_|TZ$)")
 """Variables that a process, or a library that the zygote has loaded, reads only once: such a worker is not forked."""
 
+NOT_CODE = (".git", ".venv", "venv", "__pycache__", "runs", "checkpoints", "*.mp4", "*.safetensors")
+"""What is not sent to other machines with the user's code."""
+ARCHIVE = ".tar"
 Env = dict[str, Any]
 
 
@@ -203,13 +212,56 @@ def prepared(env: Env, folder: str) -> Env:
 
 
 def key_and_spec(env: Env) -> tuple[str, str]:
-    spec = json.dumps(env, sort_keys=True)
+    spec = json.dumps(_with_folders(env, os.path.basename), sort_keys=True)
     if len(spec) > _MOST_SPEC_BYTES:
         raise OptionError(
             f"a runtime_env of {len(spec):,} bytes: workers can be started with {_MOST_SPEC_BYTES:,} at most. Put "
             "large values of env_vars into a file, or pass them as arguments"
         )
     return hashlib.blake2b(spec.encode(), digest_size=8).hexdigest(), spec
+
+
+def placed(spec: str, folder: str) -> Env:
+    return _with_folders(json.loads(spec), lambda name: os.path.join(folder, name))
+
+
+def _with_folders(env: Env, change: Callable[[str], str]) -> Env:
+    made = dict(env)
+    if "working_dir" in env:
+        made["working_dir"] = change(env["working_dir"])
+    if "py_modules" in env:
+        made["py_modules"] = [change(path) for path in env["py_modules"]]
+    return made
+
+
+def segment_of(snapshot: str) -> str:
+    """The name under which its archive lies among the large values of the program's machine."""
+    return f"s-{NODE}-{os.path.basename(snapshot)}"
+
+
+def archive(snapshot: str, session: str) -> None:
+    """As one file, which machines that do not have it pull."""
+    disk = os.path.join(session, SPILL_LINK)
+    path = os.path.join(disk if os.path.isdir(disk) else session, segment_of(snapshot))
+    if os.path.exists(path):
+        return
+    draft = f"{path}.{os.getpid()}"
+    with tarfile.open(draft, "w") as tar:
+        tar.add(snapshot, "")
+    os.rename(draft, path)
+
+
+def unpack(path: str, folder: str) -> None:
+    """The snapshot of an archive, which goes. Of several processes that want it one works, and the others wait."""
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.isdir(folder):
+            return
+        draft = f"{folder}.{os.getpid()}"
+        with tarfile.open(path) as tar:
+            tar.extractall(draft, filter="tar")
+        os.rename(draft, folder)
+        os.unlink(path)
 
 
 def _snapshot(path: str, name: str, folder: str, excludes: list[str]) -> str:

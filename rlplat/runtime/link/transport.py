@@ -39,7 +39,7 @@ _NOWHERE = b"?"
 _FAR = ord("@")
 """What the labels of peers on other machines begin with."""
 SEVERAL = "several-machines"
-"""In the session's folder: peers may be elsewhere."""
+"""In the session's folder: the name of this machine; peers may be elsewhere."""
 _SPARE_DESCRIPTORS = 4
 _CLIENT_ID = re.compile(r"[a-z][a-z0-9-]{0,39}")
 """The name of a socket in the session's folder: no path, and short enough for the address of a Unix socket."""
@@ -48,6 +48,15 @@ _CLIENT_ID = re.compile(r"[a-z][a-z0-9-]{0,39}")
 def sockets() -> Any:
     """What a transport has its socket from."""
     return zmq.Context()
+
+
+def node_of(session: str) -> str:
+    """The name of this machine in a cluster of several; "" in one of its own."""
+    try:
+        with open(os.path.join(session, SEVERAL)) as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
 
 
 class Transport:
@@ -71,7 +80,8 @@ class Transport:
         if listens:
             self._socket.bind(self._endpoint(client_id))
         self._client_id = client_id
-        self.is_spread = os.path.exists(os.path.join(session, SEVERAL))
+        self.node = node_of(session)
+        self.is_spread = bool(self.node)
         """Peers may be on other machines."""
         self.forward: Callable[[str, str, bytes], None] | None = None
         """Of a node: takes frames (from, to, bytes) for peers on other machines."""

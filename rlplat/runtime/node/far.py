@@ -6,7 +6,6 @@ life. When its lease is over, or the connection, it kills all of them and ends: 
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import traceback
@@ -27,6 +26,7 @@ from rlplat.runtime.link.trunk import AgentTrunk, Data, Keys
 from rlplat.runtime.machine import proc_files
 from rlplat.runtime.machine.hardware import visible_gpus
 from rlplat.runtime.node.agent import Agent
+from rlplat.runtime.node.code import Code
 from rlplat.runtime.node.copies import Copies
 from rlplat.runtime.node.node import num_spares
 from rlplat.runtime.node.output import Console
@@ -99,6 +99,8 @@ class FarNode(Shell):
             watch=watch,
         )
         self.agent.processes.console = _HeadsConsole(self.trunk)
+        pull = partial(self._copies.pull, NODE)
+        self._code = Code(config["session"], config["folder"], pull, self.agent.define_env, self._env_settled)
         self.agent.kept = self._copies
 
     def run(self) -> None:
@@ -211,7 +213,7 @@ class FarNode(Shell):
             case agent_messages.KillWorker(worker, reason):
                 self.agent.kill(worker, reason)
             case agent_messages.DefineEnv(key, spec):
-                self._define_env(key, spec)
+                self._code.define(key, spec)
             case agent_messages.RemoveFiles(workers):
                 self._copies.settled(workers)
                 self.agent.remove_files(workers)
@@ -221,25 +223,15 @@ class FarNode(Shell):
                 self._copies.hear(message, data)
 
     def _post(self, worker: str, message: Any) -> None:
-        if worker in self._workers:
+        if worker == NODE:
+            self._code.pulled(message)
+        elif worker in self._workers:
             self._transport.post(worker, message)
 
     def _worker_lost(self, worker: str, reason: str, kind: str) -> None:
         self._workers.discard(worker)
         self._transport.forget(worker)
         self.trunk.tell(agent_messages.WorkerEnded(worker, f"{reason} (on {self._node})", kind))
-
-    def _define_env(self, key: str, spec: str) -> None:
-        env = json.loads(spec)
-        for path in (env.get("working_dir"), *env.get("py_modules", ())):
-            if path and not os.path.exists(path):
-                text = (
-                    f"{path} is not on the machine {self._node} ({socket.gethostname()}): working_dir and "
-                    "py_modules do not travel; have the code at the same path on each machine"
-                )
-                self._env_settled(key, ErrorInfo("RuntimeEnvFailed", text))
-                return
-        self.agent.define_env(key, spec)
 
     def _env_settled(self, key: str, error: ErrorInfo | None) -> None:
         self.trunk.tell(agent_messages.EnvSettled(key, error))

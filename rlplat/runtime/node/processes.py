@@ -89,7 +89,7 @@ class Processes:
         self._log_to_driver = log_to_driver
         self._who, self._is_ready, self._ask_to_exit, self._on_lost = who, is_ready, ask_to_exit, on_lost
         self.console = Console()
-        self.envs = EnvBuilds(poller, self.log_folder, on_env_settled)
+        self.envs = EnvBuilds(poller, folder, on_env_settled)
         self._processes: dict[str, Process] = {}
         self._worker_by_log: dict[int, str] = {}
         self._waiting: dict[str, Start] = {}

@@ -30,7 +30,7 @@ from rlplat.runtime import refs as connection
 from rlplat.runtime.backend import Backend
 from rlplat.runtime.completed import AsCompleted
 from rlplat.runtime.core.scheduler.actors import name_is_taken, no_such_actor
-from rlplat.runtime.envs.spec import checked
+from rlplat.runtime.envs.spec import NOT_CODE, checked
 from rlplat.runtime.options import Options, check_group, check_name
 from rlplat.runtime.placement import PlacementGroup
 from rlplat.runtime.ray import cluster, host
@@ -63,8 +63,6 @@ _CANCEL_GRACE_S = 5.0
 _SLICE_S = 5.0
 _VERSION = str(sys.modules["rlplat"].__version__)
 _DRIVERS_VERSION = "RLPLAT_VERSION_OF_DRIVER"
-_NOT_CODE = (".git", ".venv", "venv", "__pycache__", "runs", "checkpoints", "*.mp4", "*.safetensors")
-"""What is not sent to other machines with the user's code."""
 
 
 class RayBackend:
@@ -96,7 +94,7 @@ class RayBackend:
         else:
             own = {"address": address}
             if user_code is not None and "working_dir" not in env:
-                env |= {"working_dir": user_code, "excludes": [*env.get("excludes", ()), *_NOT_CODE]}
+                env |= {"working_dir": user_code, "excludes": [*env.get("excludes", ()), *NOT_CODE]}
         for name in cloudpickle.list_registry_pickle_by_value():  # Ray's copy of cloudpickle has its own list
             ray.cloudpickle.register_pickle_by_value(sys.modules[name])
         # Thread counts as in our own workers: one for OpenBLAS, and what the user's environment

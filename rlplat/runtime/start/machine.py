@@ -119,7 +119,7 @@ def _work_for(program: agent_messages.Program, keys: Keys, address: str, total: 
     settings = program.settings
     try:
         node = begin_node(session)
-        folder = furnish(session, settings["store_full_timeout_s"], is_spread=True)
+        folder = furnish(session, settings["store_full_timeout_s"], node=program.node)
         paths = [*settings["sys_path"], *(path for path in sys.path if path not in settings["sys_path"])]
         config = settings | {
             "session": session,

@@ -53,19 +53,24 @@ def open_backend(settings: Settings) -> Driver:
         node = begin_node(session)
         from rlplat.runtime.machine.worker_logs import SNAPSHOTS
         from rlplat.runtime.process import stacks
+        from rlplat.runtime.wire.messages import NODE
 
         env: dict[str, Any] = {}
         if settings.runtime_env is not None:
             from rlplat.runtime.envs.spec import checked
 
             env = checked(settings.runtime_env)
+        if keys is not None and settings.user_code is not None and "working_dir" not in env:
+            from rlplat.runtime.envs.spec import NOT_CODE
+
+            env |= {"working_dir": settings.user_code, "excludes": [*env.get("excludes", ()), *NOT_CODE]}
         folder = furnish(
             session,
             settings.store_full_timeout_s,
             settings.object_store_memory,
             settings.spill_dir,
             settings.log_dir,
-            is_spread=keys is not None,
+            node="" if keys is None else NODE,
         )
         config = {
             "session": session,
@@ -123,19 +128,21 @@ def furnish(
     spill_dir: str | None = None,
     log_dir: str | None = None,
     *,
-    is_spread: bool,
+    node: str,
 ) -> str:
-    """What the processes of a session expect in its folder; returns the one for logs. `is_spread`: over machines."""
+    """What the processes of a session expect in its folder; returns the one for logs. `node`: the name of this machine
+    in a cluster of several."""
     from rlplat.runtime.machine.worker_logs import make_session_folder
     from rlplat.runtime.store import account
 
     limit = account.budget(object_store_memory, session)
     account.create_account(session, limit, store_full_timeout_s)
     make_spill_folder(session, spill_dir)
-    if is_spread:
+    if node:
         from rlplat.runtime.link.transport import SEVERAL
 
-        open(os.path.join(session, SEVERAL), "x").close()
+        with open(os.path.join(session, SEVERAL), "x") as file:
+            file.write(node)
     return str(make_session_folder(session, log_dir))
 
 

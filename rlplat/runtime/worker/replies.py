@@ -16,6 +16,7 @@ from rlplat.runtime.link.link import Link
 from rlplat.runtime.process.crash_points import crash_point
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.errors import describe_error
+from rlplat.runtime.wire.messages import NODE
 from rlplat.runtime.wire.values import ErrorInfo, Value
 from rlplat.runtime.worker.interrupts import Interrupts
 
@@ -120,7 +121,14 @@ class Replies:
 
     def describe(self, what: str, error: BaseException) -> ErrorInfo:
         """An exception that came out of the user's code."""
-        where = f"{what} (worker {self._link.client_id}, pid {self._link.system.pid()})"
+        node = self._transport.node
+        on = f" on {node}" if node not in ("", NODE) else ""
+        where = f"{what} (worker {self._link.client_id}{on}, pid {self._link.system.pid()})"
+        if on and isinstance(error, ModuleNotFoundError):
+            error.add_note(
+                f"({node} is another machine than the program's, and has no such module: "
+                "rlplat.init(runtime_env={'working_dir': FOLDER}) sends a folder to every machine)"
+            )
         if isinstance(error, SerializationError):
             return ErrorInfo("SerializationError", str(error))
         if isinstance(error, (SystemExit, KeyboardInterrupt)):  # (a constructor's exit; Ctrl-C)
