@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from rlplat.cluster.node_process import NodeStart
+from rlplat.cluster.own_nodes import HEAD_READY, WORKER_READY
 from rlplat.cluster.scaling.decision import Scaling
 from rlplat.cluster.settings import ClusterSettings
 
@@ -27,12 +29,15 @@ _TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{token}"}
 
 
 class Engine:
-    """rlplat's own runtime: each program starts its cluster on the machine where it runs, so nothing runs before."""
+    """rlplat's own runtime on one node: each program starts its cluster where it runs, so nothing runs before."""
 
     program_env: Mapping[str, str] = {}
     """Variables of programs; `{address}` is the head's, `{token}` the file with the key."""
-    note = "each program starts a cluster of its own on the node; several nodes need engine: ray"
+    note = "each program starts a cluster of its own on the node"
     """What the user should know, in one line."""
+
+    compared: tuple[str, ...] = ("rlplat", "python")
+    """Versions that all machines need alike."""
 
     def head(self, address: str) -> NodeStart | None:
         """How the first node starts, which the others reach at `address` (an IP); None: nothing has to run there."""
@@ -55,7 +60,29 @@ class Engine:
         return None
 
 
+class OwnNodes(Engine):
+    """rlplat's own runtime on several machines: programs find the others by a join file."""
+
+    program_env = {"RLPLAT_ADDRESS": "{token}-join"}
+    note = "one program at a time has all nodes; connections are encrypted, and only the head listens, while one runs"
+
+    def __init__(self, cluster: ClusterSettings) -> None:
+        given = {"CPU": cluster.num_cpus, "GPU": cluster.num_gpus}
+        self._offers = json.dumps({name: amount for name, amount in given.items() if amount is not None})
+
+    def head(self, address: str) -> NodeStart | None:
+        return self._start("head", address, "{token}-join", HEAD_READY, "{token}-join.address")
+
+    def worker(self, name: str, address: str, head: str, offers: Mapping[str, float] | None = None) -> NodeStart:
+        return self._start("worker", head, "{temp}/join", WORKER_READY)
+
+    def _start(self, role: str, place: str, join: str, ready: str, address_file: str | None = None) -> NodeStart:
+        argv = ("{python}", "-m", "rlplat.cluster.own_nodes", role, place, "{token}", join, self._offers)
+        return NodeStart(argv, {}, ready, address_file)
+
+
 class RayEngine(Engine):
+    compared = ("rlplat", "python", "ray")
     program_env = {"RLPLAT_BACKEND": "ray", "RLPLAT_ADDRESS": "{address}", **_TOKEN}
     note = (
         "Ray listens on every interface of the nodes; a request without the cluster's token is refused, but nothing "
@@ -108,4 +135,6 @@ class RayEngine(Engine):
 
 
 def engine_of(cluster: ClusterSettings) -> Engine:
-    return RayEngine(cluster) if cluster.engine == "ray" else Engine()
+    if cluster.engine == "ray":
+        return RayEngine(cluster)
+    return OwnNodes(cluster) if cluster.num_nodes > 1 else Engine()

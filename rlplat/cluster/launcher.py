@@ -231,7 +231,7 @@ class Launcher:
         rows = []
         for node, each in zip(self.nodes, seen, strict=True):
             complaint = self._engine.complaint(each)
-            for what in ("rlplat", "python", "ray"):
+            for what in self._engine.compared:
                 if complaint is None and each[what] != seen[0][what]:
                     complaint = f"{what} {each[what]}, and the head has {seen[0][what]}: install the same there"
             rows.append(Row(node.name, complaint is None, complaint or "ready"))

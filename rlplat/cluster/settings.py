@@ -24,6 +24,7 @@ PROVIDERS = ("local", "ssh", "slurm", "kubernetes", "sky")
 WORKERS = "workers"
 """The type of the nodes beside the head, where all are alike."""
 RESERVED = ("head", "autoscaler")
+MOST_OWN_NODES = 32
 """Names of nodes that are no node type."""
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,29}[a-z0-9])?\Z")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[0-9]{1,5})?\Z")
@@ -261,7 +262,7 @@ class ClusterSettings(Section):
     ] = None
     """Where nodes come from."""
     engine: Literal["ray", "rlplat"] = "ray"
-    """What hosts tasks and actors: `ray` on any number of nodes; `rlplat` on one: each program starts its own."""
+    """What hosts tasks and actors: `ray` on any number of nodes, `rlplat` on up to 32."""
     local: LocalSettings | None = None
     ssh: SshSettings | None = None
     slurm: SlurmSettings | None = None
@@ -300,10 +301,12 @@ class ClusterSettings(Section):
             self._fits_kubernetes()
         if self.provider == "sky":
             self._fits_sky()
-        if self.engine == "rlplat" and self.num_nodes > 1:
+        if self.engine == "rlplat" and self.num_nodes > MOST_OWN_NODES:
             raise ValueError(
-                f"engine=rlplat has one node, and this cluster has {self.num_nodes}: several nodes need engine: ray"
+                f"engine=rlplat has {MOST_OWN_NODES} nodes at most, and this cluster {self.num_nodes}: set engine: ray"
             )
+        if self.engine == "rlplat" and self.num_nodes > 1 and self.provider == "sky":
+            raise ValueError("provider=sky with engine=rlplat has one node: several nodes need engine: ray")
         self._fits_autoscaling()
         for variable in self.env:
             if not _VARIABLE.match(variable):

@@ -57,6 +57,33 @@ def test_up_copies_files_and_runs_setup_commands_and_says_so(
     assert home.stat().st_mode & 0o077 == 0
 
 
+def test_a_program_has_several_nodes_of_the_own_runtime(
+    write: Write, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    code = "import rlplat; rlplat.init(); print(len(rlplat.nodes()), rlplat.cluster_resources()['CPU'])"
+    (work / "program.py").write_text(code)
+    path = str(
+        write(f"provider: local\nengine: rlplat\nlocal: {{nodes: 2}}\nfolder: {home}\nworkdir: {work}\nnum_cpus: 2\n")
+    )
+    try:
+        assert main(["up", path]) == 0
+        said = capfd.readouterr().out
+        assert "node-1  ok, started, 127.0.0.1:" in said
+        assert "one program at a time has all nodes" in said
+        assert main(["exec", path, "--", sys.executable, "program.py"]) == 0
+        assert "2 4.0\n" in capfd.readouterr().out
+        assert main(["up", path]) == 0
+        assert capfd.readouterr().out.count("was running") == 2
+        assert main(["status", path]) == 0
+    finally:
+        assert main(["down", path]) == 0
+    assert not [file for file in home.iterdir() if file.name.startswith("token")]
+    assert main(["exec", path, "--", "true"]) == 2
+    assert "the cluster is down" in capfd.readouterr().err
+
+
 def test_a_setup_command_that_fails_is_shown_and_nothing_starts(
     write: Write, home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

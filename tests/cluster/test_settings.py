@@ -50,7 +50,7 @@ def test_hosts_are_counted(tmp_path: Path) -> None:
         ("provider: local\nssh: {hosts: [a]}", "ssh= is for provider: ssh, and provider=local: remove one"),
         ("provider: ssh\nssh: {hosts: [a, a]}", "a is in ssh.hosts= more than once"),
         ("provider: ssh\nssh: {hosts: [a], addresses: {b: 10.0.0.1}}", "names b, which ssh.hosts= does not list"),
-        ("provider: local\nengine: rlplat\nlocal: {nodes: 2}", "several nodes need engine: ray"),
+        ("provider: local\nengine: rlplat\nlocal: {nodes: 33}", "engine=rlplat has 32 nodes at most"),
         ("provider: local\nautoscale: {node_types: {}}", "autoscale.node_types"),
         ("provider: local\nautoscale: {node_types: {head: {}}}", "has 'head', which is another node's name"),
         ("provider: local\nautoscale: {node_types: {a: {min_nodes: 2}}}", "min_nodes=2 is more than max_nodes=1"),

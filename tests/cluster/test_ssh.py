@@ -238,3 +238,17 @@ def test_the_key_of_the_cluster_travels_by_standard_input(two: Path, home: Path,
     text = trace.read_text()
     assert text.count("rlplat.cluster.host start") == 2 and token not in text
     assert json.dumps(token) not in text and marks.marked(marks.NODE, str(home)) == []
+
+
+def test_hosts_work_for_a_program_with_the_own_runtime(
+    sshd: Sshd, write: Write, home: Path, python: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = f"provider: ssh\nengine: rlplat\n{sshd.section(2)}\nfolder: {home}\npython: {python}\nnum_cpus: 2\n"
+    path = str(write(text))
+    code = "import rlplat; rlplat.init(); print(len(rlplat.nodes()), rlplat.cluster_resources()['CPU'])"
+    try:
+        assert main(["up", path]) == 0, capfd.readouterr().err
+        assert main(["exec", path, "--", str(python), "-c", code]) == 0
+        assert capfd.readouterr().out.splitlines()[-1] == "2 4.0"
+    finally:
+        assert main(["down", path]) == 0

@@ -11,6 +11,7 @@ An agent's end never connects a second time: what was queued when a connection b
 from __future__ import annotations
 
 import errno
+import hashlib
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -39,7 +40,7 @@ Heard = tuple[str, str, bytes, Data]
 """To, from, frame, and what is about."""
 
 
-class Keys(msgspec.Struct, frozen=True):
+class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a join file holds: the head's address, its key pair, and the one of all other machines (Z85)."""
 
     address: Annotated[str, msgspec.Meta(pattern=r"^.+:[0-9]{1,5}$")]
@@ -48,11 +49,20 @@ class Keys(msgspec.Struct, frozen=True):
     head_secret: _Key
     node_public: _Key
     node_secret: _Key
+    offers: dict[str, float] = {}
+    """CPUs and GPUs of the head's machine, where its program does not say."""
 
 
-def new_keys(address: str) -> Keys:
-    pairs = [key.decode() for _ in range(2) for key in zmq.curve_keypair()]
-    return Keys(address, *pairs)
+def new_keys(address: str, token: str = "", offers: dict[str, float] | None = None) -> Keys:
+    """`token`: a secret that they are made of, the same wherever it is known."""
+    pairs = [_key_pair(token, role) if token else zmq.curve_keypair() for role in (b"head", b"node")]
+    (head_public, head_secret), (node_public, node_secret) = [[key.decode() for key in pair] for pair in pairs]
+    return Keys(address, head_public, head_secret, node_public, node_secret, offers or {})
+
+
+def _key_pair(token: str, role: bytes) -> tuple[bytes, bytes]:
+    secret = z85.encode(hashlib.blake2b(token.encode(), digest_size=32, person=role).digest())
+    return zmq.curve_public(secret), secret
 
 
 def _make_socket(context: zmq.Context, kind: int, address: str, keys: tuple[str, str]) -> zmq.Socket:

@@ -20,11 +20,16 @@ from rlplat.runtime.wire import agent_messages
 _REACH_S = 5.0
 
 
-def make(path: str, host: str, port: int) -> Keys:
+def make(path: str, host: str, port: int, token: str = "", offers: dict[str, float] | None = None) -> Keys:
     """A new cluster: port 0 takes one that is free now. ConfigError where the file is there already."""
     with listen(host, port) as socket:
-        keys = new_keys(in_url(host, socket.getsockname()[1]))
+        keys = new_keys(in_url(host, socket.getsockname()[1]), token, offers)
     _check_reachable(keys)
+    write(path, keys)
+    return keys
+
+
+def write(path: str, keys: Keys) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -35,7 +40,6 @@ def make(path: str, host: str, port: int) -> Keys:
         raise ConfigError(f"{path!r}: {error.strerror}") from None
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
-    return keys
 
 
 def _check_reachable(keys: Keys) -> None:

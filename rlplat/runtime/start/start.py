@@ -39,13 +39,18 @@ def open_backend(settings: Settings) -> Driver:
     """A private cluster on this machine: its node process, and this process's part as its driver."""
     check_at_least("hang_timeout_s", settings.hang_timeout_s, 0.5)
     check_at_least("memory_usage_threshold", settings.memory_usage_threshold, 0, at_most=1)
-    total = machine_resources(settings.num_cpus, settings.num_gpus, settings.resources)
+    num_cpus, num_gpus = settings.num_cpus, settings.num_gpus
     keys = None
     if settings.address is not None:
         from rlplat.runtime.start import join_file
 
         keys = join_file.read(settings.address)
         join_file.check_free(keys)
+        if num_cpus is None:
+            num_cpus = keys.offers.get("CPU")
+        if num_gpus is None and "GPU" in keys.offers:
+            num_gpus = int(keys.offers["GPU"])
+    total = machine_resources(num_cpus, num_gpus, settings.resources)
     session = make_session()
     node: subprocess.Popen[bytes] | None = None
     driver: Driver | None = None
