@@ -91,7 +91,7 @@ def _send(socket: zmq.Socket, machine: bytes, to: str, sender: str, frame: bytes
         socket.send(machine, _MORE)
     if data:
         socket.send(part, _MORE)
-        socket.send(data, _NOBLOCK, copy=type(data) is bytes)
+        socket.send(data, _NOBLOCK, copy=False)
     else:
         socket.send(part, _NOBLOCK)
 
