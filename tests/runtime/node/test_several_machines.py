@@ -546,6 +546,31 @@ def test_machines_work_for_one_program_after_the_other(join: str, start: Start) 
     assert soon(lambda: not any(marked_pids(session) for session in sessions))
 
 
+def test_when_the_driver_is_killed_a_machine_is_clean_and_waits_for_the_next(join: str, start: Start) -> None:
+    machine = start("--resource", "far=1")
+    program = f"""if True:
+        import os, signal, rlplat
+        rlplat.init(num_cpus=1, num_gpus=0, address={join!r})
+        @rlplat.remote(resources={{"far": 1}}, num_cpus=0)
+        def work():
+            print(os.environ["RLPLAT_SESSION"], file=open({join + ".session"!r}, "w"))
+            signal.pause()
+        rlplat.get(work.remote())
+    """
+    driver = subprocess.Popen([sys.executable, "-c", program])
+    said = Path(join + ".session")
+    try:
+        assert soon(lambda: said.exists() and said.read_text().endswith("\n"), 60)
+    finally:
+        driver.kill()
+        driver.wait()
+    session = said.read_text().strip()
+    assert soon(lambda: not marked_pids(session))
+    assert soon(lambda: not Path(f"/proc/{machine.pid}/task/{machine.pid}/children").read_text())
+    init(join)
+    assert rlplat.get(session_there.remote(), timeout=60) != session
+
+
 def test_a_machine_that_is_slow_to_start_is_waited_for(join: str) -> None:
     keys = join_file.read(join)
     trunks: list[AgentTrunk] = []
