@@ -64,10 +64,10 @@ class Rows(list[dict[str, Any]]):
 
 def list_clusters() -> Rows:
     """Every running cluster of this user: {pid, session, command}."""
-    from rlplat.runtime.look.observer import command_of
-    from rlplat.runtime.machine.session import driver_pid, running_sessions
+    from rlplat.runtime.look.observer import command_of, sessions_of_programs
+    from rlplat.runtime.machine.session import driver_pid
 
-    found = [(driver_pid(session), session) for session in running_sessions()]
+    found = [(driver_pid(session), session) for session in sessions_of_programs()]
     return _rows([{"pid": pid, "session": s, "command": command_of(pid)} for pid, s in found], None, None)
 
 

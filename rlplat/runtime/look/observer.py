@@ -19,7 +19,7 @@ from typing import Any
 
 from rlplat.errors import NotInitialized, RuntimeFault
 from rlplat.runtime import refs
-from rlplat.runtime.link.transport import Transport
+from rlplat.runtime.link.transport import Transport, node_of
 from rlplat.runtime.machine.proc_files import usage
 from rlplat.runtime.machine.session import driver_pid, running_sessions
 from rlplat.runtime.process.stacks import process_state
@@ -50,6 +50,11 @@ def programs_run_on_ray() -> bool:
     return os.environ.get("RLPLAT_BACKEND") == "ray"
 
 
+def sessions_of_programs() -> list[str]:
+    """Of running clusters, oldest first: without the machines that work for one of them, or for one elsewhere."""
+    return [session for session in running_sessions() if node_of(session) in ("", NODE)]
+
+
 def find_session(choice: str | int | None = None) -> str:
     """The folder of a cluster: by its path, its name or its driver's pid; else this process's own, or the only one."""
     sessions = running_sessions()
@@ -71,6 +76,7 @@ def find_session(choice: str | int | None = None) -> str:
         return str(own)
     if programs_run_on_ray():
         raise NotInitialized(LOOK_ON_RAY)
+    sessions = sessions_of_programs() or sessions
     if not sessions:
         raise NotInitialized(
             "no cluster of this user is running on this machine: a program that calls rlplat.init() starts one"

@@ -40,6 +40,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     join_file.make(join, "127.0.0.1", 0)
     command = [sys.executable, "-m", "rlplat.cli", "start", "--address", join, "--num-cpus", "2", "--resource", "far=2"]
     machine = subprocess.Popen([*other_clock(), *command], stderr=subprocess.PIPE, text=True)
+    (folder / "pid").write_text(str(machine.pid))
     own = os.dup(2)
     with open(shown, "w") as file:
         os.dup2(file.fileno(), 2)
@@ -98,6 +99,9 @@ def test_what_there_is_on_every_machine(shown: Path) -> None:
     status = state.cluster_status()
     assert [row["node"] for row in status["nodes"]] == ["node", "n2"]
     assert not status["silent"]
+    clusters = {row["pid"] for row in state.list_clusters()}
+    assert os.getpid() in clusters
+    assert int(shown.with_name("pid").read_text()) not in clusters  # it works for one
     assert state.summarize_tasks()["Far.say"]["ended"] == 1
     assert f" pid={pid} on n2) hello\n" in shown.read_text()  # (its class may not be known there yet)
 

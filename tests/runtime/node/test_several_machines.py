@@ -769,6 +769,15 @@ def test_a_training_has_rollout_workers_on_every_machine(
     command += ["--num-rollout-workers", "4", "--stop.env-steps", "4000", "--out", str(tmp_path / "run")]
     assert main(command) == 0, capsys.readouterr().err
     assert len({line for line in seen.read_text().splitlines() if line}) == 2
+    monkeypatch.setenv("RLPLAT_ADDRESS", "")
+    place = command.index("--address")
+    assert main([*command[:place], *command[place + 2 : -1], str(tmp_path / "one")]) == 0
+    assert returns_of(tmp_path / "run") == returns_of(tmp_path / "one")  # on one machine
+
+
+def returns_of(run: Path) -> list[tuple[int, float]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(row["env_steps"], row["episode_return_mean"]) for row in rows]
 
 
 def test_a_head_that_cannot_reach_itself_writes_no_join_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
