@@ -497,7 +497,8 @@ class Cluster:
         if not os.path.exists(folder):
             os.mkdir(folder)
             if self.machines:
-                open(os.path.join(folder, SEVERAL), "x").close()
+                with open(os.path.join(folder, SEVERAL), "x") as file:
+                    file.write(node)
         return folder
 
     def begin(self) -> None:
