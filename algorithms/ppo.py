@@ -54,8 +54,9 @@ from rlplat.rl.normalization import PopArt, require_value_head
 from rlplat.rl.run.algorithm import OnPolicy
 from rlplat.rl.sampling.returns import gae
 from rlplat.rl.schedules import ClipRange, EntropyCoef, LearningRate, adapted_rate
+from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.torch.on_policy import ActorCriticNet
-from rlplat.section import Count, Epsilon, Norm, Share
+from rlplat.section import Coefficient, Count, Epsilon, Norm, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,6 +103,14 @@ class PPOConfig(OnPolicyConfig, AdamWConfig):
     less than half, from 1e-5 to 1e-2 (rsl_rl, RL-games); null: as scheduled."""
     dual_clip: float | None = Field(default=None, gt=1.0, le=1e6)
     """c of the dual clip (Ye et al. 2020): no sample of negative advantage A counts more than c * A; null: as it is."""
+    exploration_bonus: Literal["rnd"] | None = None
+    """rnd: also a reward for what is not like anything seen before (random network distillation, Burda et al. 2018),
+    where the environment's are too rare to be found by chance (docs/ppo.md); null: none."""
+    bonus_coef: Coefficient = 1.0
+    """Of exploration_bonus: what its advantages count beside those of the rewards; 0.5 in the paper, whose rewards are
+    clipped to +-1."""
+    bonus_discount: Share = 0.99
+    """Of exploration_bonus: gamma of the bonuses, which do not end with an episode."""
 
     overlap_sampling: Literal["auto"] | bool = "auto"
     """Sample the next round while the learner updates: weights are one version behind. Worth it where the learner
@@ -110,7 +119,7 @@ class PPOConfig(OnPolicyConfig, AdamWConfig):
     multi_agent: MultiAgentConfig = Field(default_factory=MultiAgentConfig)
     """Which policy decides for which agent, where there are several (docs/multi-agent.md)."""
 
-    fixed_on_resume = (*OnPolicyConfig.fixed_on_resume, "normalize_value")
+    fixed_on_resume = (*OnPolicyConfig.fixed_on_resume, "normalize_value", "exploration_bonus")
     needs_figures = {"target_kl": "approx_kl", "desired_kl": "approx_kl"}
 
     @model_validator(mode="after")
@@ -180,8 +189,9 @@ class TorchPPO(ActorCriticNet):
 class PPOLearner(OnPolicyLearner[PPOConfig]):
     """An actor: algorithm 1 of the paper from its line 4 on. Knows no framework: `self.net` does the arithmetic."""
 
-    saved = {"adapted": "adapted", "popart": "popart"}
+    saved = {"adapted": "adapted", "popart": "popart", "rnd": "rnd"}
     popart: PopArt | None = None
+    rnd: Any = None
 
     def __init__(self, *arguments: Any) -> None:
         self.adapted: dict[str, float] = {}
@@ -190,13 +200,17 @@ class PPOLearner(OnPolicyLearner[PPOConfig]):
         if self.config.normalize_value:
             require_value_head(self.trainee.weights())
             self.popart = PopArt()
+        if self.config.exploration_bonus is not None:
+            from rlplat.rl.torch.rnd import RND
+
+            self.rnd = RND(self.config, arguments[2], seed_sequences(self.config.seed, "learner")[0].spawn(1)[0])
 
     def settings_now(self) -> Any:
         return super().settings_now().model_copy(update=self.adapted)
 
     def set_state(self, state: dict[str, Any]) -> None:
         given = {"popart": PopArt().get_state()} if self.popart and "acts_from_start" in state else {}
-        super().set_state({"adapted": {}, "popart": None} | state | given)  # earlier versions kept none
+        super().set_state({"adapted": {}, "popart": None, "rnd": None} | state | given)  # earlier versions kept none
 
     def beside(self) -> Weights:
         own = {} if self.popart is None else self.popart.in_rewards(self.trainee.weights())
@@ -212,6 +226,10 @@ class PPOLearner(OnPolicyLearner[PPOConfig]):
         rollout.advantages, rollout.returns = gae(
             **rollout.steps, discount=config.discount, gae_lambda=config.gae_lambda
         )
+        bonus_figures: dict[str, float] = {}
+        if self.rnd is not None:
+            advantages, bonus_figures = self.rnd.learn(rollout.batch, config)
+            rollout.advantages = rollout.advantages + config.bonus_coef * advantages
         if self.popart is not None:
             valid = rollout.batch.valid
             self.trainee.set_weights(self.popart.update(rollout.returns[valid], self.trainee.weights()))
@@ -250,7 +268,7 @@ class PPOLearner(OnPolicyLearner[PPOConfig]):
             "learner/clip_range": config.clip_range,
             "learner/entropy_coef": config.entropy_coef,
         }
-        return self.publish_learnt(rollout, metrics)
+        return self.publish_learnt(rollout, metrics | bonus_figures)
 
 
 class PPO(OnPolicy[PPOConfig]):

@@ -134,14 +134,15 @@ def moments(elements: Array) -> tuple[Array, Array]:
 
 
 class ObsNormalizer:
-    """(obs - mean) / sqrt(var), clipped to +-10, with the statistics found in weights; without any, the identity.
+    """(obs - mean) / sqrt(var), clipped, with the statistics found in weights; without any, the identity.
 
     The learner measures, everybody else applies what came with the weights: nobody acts on newer statistics than the
     learner will train with.
     """
 
-    def __init__(self, obs: ObsSpec | dict[str, ObsSpec] | None = None) -> None:
+    def __init__(self, obs: ObsSpec | dict[str, ObsSpec] | None = None, clip: float = CLIP) -> None:
         """obs: of the observations, where they may be a Dict."""
+        self._clip = clip
         self._mean: Array | None = None
         self._inverse_std: Array | None = None
         self.leaves = vector_leaves(obs)
@@ -162,20 +163,19 @@ class ObsNormalizer:
         if self._mean is None or self._inverse_std is None:
             return obs
         if not isinstance(obs, dict):
-            return _normalized(obs, self._mean, self._inverse_std)
+            return self._normalized(obs, self._mean, self._inverse_std)
         result, start = obs, 0
         for path, leaf in self.leaves.items():
             own = slice(start, start := start + leaf.flat_size)
             if path not in obs:  # of the critic's group alone
                 continue
             mean, inverse_std = self._mean[own], self._inverse_std[own]
-            result[path] = _normalized(obs[path], mean.reshape(leaf.shape), inverse_std.reshape(leaf.shape))
+            result[path] = self._normalized(obs[path], mean.reshape(leaf.shape), inverse_std.reshape(leaf.shape))
         return result
 
-
-def _normalized(obs: Array, mean: Array, inverse_std: Array) -> Array:
-    normalized = ((obs - mean) * inverse_std).astype(np.float32, copy=False)
-    return np.clip(normalized, -CLIP, CLIP, out=normalized)
+    def _normalized(self, obs: Array, mean: Array, inverse_std: Array) -> Array:
+        normalized = ((obs - mean) * inverse_std).astype(np.float32, copy=False)
+        return np.clip(normalized, -self._clip, self._clip, out=normalized)
 
 
 class ObsStatistics:
@@ -192,6 +192,7 @@ class ObsStatistics:
         is_image: bool = False,
         obs: ObsSpec | dict[str, ObsSpec] | None = None,
         pixel_span: float = 255.0,
+        clip: float = CLIP,
     ) -> None:
         """shape: of one observation, of a Dict that of all its `vector_leaves` side by side; None: observations are
         taken as they are. obs: where they are a Dict. pixel_span: of images, between the bounds of
@@ -201,7 +202,7 @@ class ObsStatistics:
         self._least_var = LEAST_PIXEL_VAR * (pixel_span / 255.0) ** 2 if is_image else 0.0
         if self.running is not None and is_image:
             self.running.var[...] = FIRST_PIXEL_VAR * (pixel_span / 255.0) ** 2
-        self.normalize = ObsNormalizer(obs)
+        self.normalize = ObsNormalizer(obs, clip)
 
     def update(self, obs: Obs, valid: Array) -> None:
         """obs: [..., *shape]; valid: bool[...], those that count."""
@@ -230,14 +231,14 @@ class ObsStatistics:
             self.running.set_state(state)
 
 
-def obs_statistics(obs: ObsSpec | dict[str, ObsSpec] | None) -> ObsStatistics:
+def obs_statistics(obs: ObsSpec | dict[str, ObsSpec] | None, clip: float = CLIP) -> ObsStatistics:
     """obs: what they are kept of (`require_normalizable`); None: of nothing."""
     if isinstance(obs, dict):
-        return ObsStatistics((sum(leaf.flat_size for leaf in vector_leaves(obs).values()),), obs=obs)
+        return ObsStatistics((sum(leaf.flat_size for leaf in vector_leaves(obs).values()),), obs=obs, clip=clip)
     if obs is None:
         return ObsStatistics(None)
     low, high = obs.bounds if obs.kind == "image" else ((), ())
-    return ObsStatistics(obs.shape, bool(low), pixel_span=max(high) - min(low) if low else 0.0)
+    return ObsStatistics(obs.shape, bool(low), pixel_span=max(high) - min(low) if low else 0.0, clip=clip)
 
 
 LEAST_DEVIATION = 1e-4

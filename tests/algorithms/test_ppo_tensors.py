@@ -254,6 +254,7 @@ class OwnStep(PPO):
     [
         (PPO, {"normalize_rewards": True}, "normalize_rewards is True"),
         (PPO, {"normalize_value": True}, "normalize_value is True"),
+        (PPO, {"exploration_bonus": "rnd"}, "exploration_bonus is rnd"),
         (PPO, {"policy": {"core": "gru", "core_size": 4}}, "policy.core is gru"),
         (PPO, {"learner": {"backend": "numpy"}}, "learner.backend is numpy"),
         (PPO, {"on_env_error": "restart"}, "on_env_error is restart"),

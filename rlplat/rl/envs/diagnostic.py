@@ -3,6 +3,7 @@
 rlplat train --algo ppo --env rlplat.rl.envs.diagnostic:RememberCue --set policy.core=lstm
 rlplat train --algo ppo --env rlplat.rl.envs.diagnostic:MaskedChoice
 rlplat train --algo ppo --env rlplat.rl.envs.diagnostic:NestedTask
+rlplat train --algo ppo --env rlplat.rl.envs.diagnostic:DeepSea --set exploration_bonus=rnd
 rlplat train --algo dqn --env rlplat.rl.envs.diagnostic:FlipBits --set hindsight.goal_selection_strategy=future
 rlplat train --algo sac --env rlplat.rl.envs.diagnostic:ReachPoint --set hindsight.goal_selection_strategy=future
 """
@@ -158,6 +159,42 @@ class NestedTask(_Task):
 
     def _obs(self) -> dict[str, Any]:
         return {"goal": self._goal, "robot": (self._place.copy(), {"switches": self._switches.copy()})}
+
+
+class DeepSea(gymnasium.Env[Array, Any]):
+    """Proves exploration (Osband et al. 2019, "Deep sea"). A boat sinks through `size` rows and drifts to the left or
+    to the right in each; which of two actions is which was drawn for every cell, and stays so.
+
+    Observations float32[2 size]: row and column, one-hot. To the right costs 0.01 / size, and going there in every row
+    earns 1 in the last: a return of 0.99. Everything else earns 0 at most, to the left in every row. By chance the one
+    way is found once in 2^size episodes.
+    """
+
+    def __init__(self, size: int = 20) -> None:
+        self._size, self._row, self._column = size, 0, 0
+        self._right = np.random.default_rng(size).integers(2, size=(size, size))
+        self.observation_space = spaces.Box(0.0, 1.0, (2 * size,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._row = self._column = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        is_right = int(action) == self._right[self._row, self._column]
+        found = is_right and self._column == self._size - 1
+        reward = float(found) - is_right * 0.01 / self._size
+        self._column = min(self._column + 1, self._size - 1) if is_right else max(self._column - 1, 0)
+        self._row += 1
+        return self._obs(), reward, self._row == self._size, False, {}
+
+    def _obs(self) -> Array:
+        obs = np.zeros(2 * self._size, np.float32)
+        if self._row < self._size:
+            obs[self._row] = 1.0
+        obs[self._size + self._column] = 1.0
+        return obs
 
 
 class FlipBits(_Task):

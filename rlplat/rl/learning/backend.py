@@ -37,7 +37,7 @@ from rlplat.rl.policies.framework_check import require_framework
 from rlplat.rl.policies.spec import PolicySpec
 
 HOME = "rlplat.algorithms."
-TORCH_ONLY = ("critic_learning_rate", "dual_clip")
+TORCH_ONLY = ("critic_learning_rate", "dual_clip", "exploration_bonus")
 """Settings of a config that the learners on numpy and TensorFlow do not know."""
 NUMPY_LEARNS = {"activation": ("tanh", "relu"), "layer_norm": (False,), "critic_hidden_sizes": ((),)}
 """Of plain MLPs, the values of a spec that `NumpyNetwork` has gradients for."""

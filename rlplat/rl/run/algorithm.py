@@ -431,6 +431,7 @@ class OnPolicy(Algorithm[Rolling]):
             "on_env_error": config.on_env_error != "fail",
             "normalize_rewards": config.normalize_rewards,
             "normalize_value": getattr(config, "normalize_value", False),
+            "exploration_bonus": getattr(config, "exploration_bonus", None) is not None,
             "policy.core": spec.core != "none",
             "policy.use_sde": spec.use_sde,
             "normalize_observations": config.normalize_observations

@@ -396,6 +396,15 @@ class CrossQSettings(SACSettings, total=False):
     renorm_warmup: int
 
 
+class MBPOSettings(SACSettings, total=False):
+    model: ModelSettings | Section
+    model_period: int
+    model_rollout_length: ScheduleSetting
+    model_rollouts_per_update: int
+    model_replay_capacity: int
+    real_share: float
+
+
 class PPOSettings(OnPolicySettings, total=False):
     evaluation: EvaluationSettings | EvaluationConfig
     callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
@@ -413,17 +422,11 @@ class PPOSettings(OnPolicySettings, total=False):
     target_kl: float | None
     desired_kl: float | None
     dual_clip: float | None
+    exploration_bonus: Literal["rnd"] | None
+    bonus_coef: float
+    bonus_discount: float
     overlap_sampling: Literal["auto"] | bool
     multi_agent: MultiAgentSettings | MultiAgentConfig
-
-
-class MBPOSettings(SACSettings, total=False):
-    model: ModelSettings | Section
-    model_period: int
-    model_rollout_length: ScheduleSetting
-    model_rollouts_per_update: int
-    model_replay_capacity: int
-    real_share: float
 
 
 class AnyDQNSettings(OffPolicySettings, total=False):
@@ -514,6 +517,9 @@ class AnySettings(AnyDQNSettings, AnyTD3Settings, AnySACSettings, RecordedSettin
     target_kl: float | None
     desired_kl: float | None
     dual_clip: float | None
+    exploration_bonus: Literal["rnd"] | None
+    bonus_coef: float
+    bonus_discount: float
     overlap_sampling: Literal["auto"] | bool
     q_lambda: float
     alpha: float

@@ -47,7 +47,7 @@ def gae(
     if valid is not None:
         _check_shapes(rewards, valid=valid)
         deltas, carries = deltas * valid, carries * valid
-    advantages = _discounted_sum(deltas, carries)
+    advantages = discounted_sum(deltas, carries)
     return advantages, advantages + values
 
 
@@ -96,7 +96,7 @@ def vtrace(
     discounts = discount * (valid & ~terminated)
     errors = rewards * valid + discounts * next_values - values * valid
     flows = discounts * ~truncated
-    corrections = _discounted_sum(rhos * errors, trace_lambda * np.minimum(ratios, np.float32(c_bar)) * flows)
+    corrections = discounted_sum(rhos * errors, trace_lambda * np.minimum(ratios, np.float32(c_bar)) * flows)
     following = np.zeros_like(corrections)
     following[:-1] = corrections[1:]
     advantages = (errors + flows * following).astype(np.float32)
@@ -110,7 +110,7 @@ def explained_variance(values: Array, returns: Array) -> float:
     return float("nan") if variance == 0.0 else 1.0 - float(np.var(returns - values)) / variance
 
 
-def _discounted_sum(terms: Array, carries: Array) -> Array:
+def discounted_sum(terms: Array, carries: Array) -> Array:
     """y_t = terms_t + carries_t * y_{t+1}, y_T = 0: float32[T, B]."""
     if isinstance(terms, np.ndarray):
         sums, carries = terms.astype(np.float32), carries.astype(np.float32, copy=False)
