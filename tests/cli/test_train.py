@@ -86,7 +86,7 @@ def test_policy_names_a_network_of_ones_own(here: Path, capsys: Any) -> None:
     assert f"custom: {here}/my_policy.py:Mine\n" in config and "core: lstm\n" in config
     assert main(["train", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "ppo, dqn, r2d2" in said and "torch, tf" in said and "--policy CLASS" in said
+    assert "ppo, dqn, pqn" in said and "torch, tf" in said and "--policy CLASS" in said
 
 
 POLICY = """

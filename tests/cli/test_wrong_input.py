@@ -78,7 +78,7 @@ def said(capsys: Any, *arguments: str) -> str:
         ((*CARTPOLE, "--num-epochs", "true"), "bad value for 'num_epochs' (from --num-epochs): true (must be a whole"),
         ((*CARTPOLE, "--learning-rate", "-1"), "(from --learning-rate): -1 (must be a number from 0 to 10"),
         ((*CARTPOLE, "--set", "learning_rate=-1"), "(from --set learning_rate): -1 (must be a number from 0 to 10"),
-        ((*CARTPOLE, "--epsilon", "0.1"), "'epsilon' (from --epsilon); it is a setting of apex, dqn, r2d2\n"),
+        ((*CARTPOLE, "--epsilon", "0.1"), "'epsilon' (from --epsilon); it is a setting of apex, dqn, pqn, r2d2\n"),
         (("tune", *CARTPOLE[1:], "--set", "double={grid: [true]}"), "'double' (from --set double); it is a setting of"),
         ((*CARTPOLE, "--policy", "mine"), "bad value for 'policy.custom' (from --policy): 'mine' (must be the name of"),
         ((*CARTPOLE, "learning_rate=1e-3"), "'learning_rate=1e-3'; did you mean --set learning_rate=1e-3?"),
