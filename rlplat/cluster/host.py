@@ -82,6 +82,36 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class LeadsOutside(Exception):
+    """What is in an archive is no file, or does not stay in the folder into which it is unpacked."""
+
+
+def take(archive: Any, member: Any, target: Path) -> None:
+    """Unpack a member; LeadsOutside where `tarfile.data_filter` says so, which Python has from 3.11.4 on."""
+    import tarfile
+
+    if hasattr(tarfile, "data_filter"):
+        try:
+            archive.extract(member, target, filter="data")
+        except tarfile.FilterError as error:
+            raise LeadsOutside(str(error)) from None
+        return
+    root = os.path.realpath(target)
+    place = os.path.realpath(os.path.join(root, member.name.lstrip("/")))
+    reached = {"be extracted to": place}
+    if member.issym() or member.islnk():
+        if os.path.isabs(member.linkname):
+            raise LeadsOutside(f"{member.name!r} is a link to an absolute path")
+        base = os.path.dirname(place) if member.issym() else root
+        reached["link to"] = os.path.realpath(os.path.join(base, member.linkname))
+    elif not (member.isreg() or member.isdir()):
+        raise LeadsOutside(f"{member.name!r} is a special file")
+    for verb, path in reached.items():
+        if os.path.commonpath([path, root]) != root:
+            raise LeadsOutside(f"{member.name!r} would {verb} {path!r}, which is outside the destination")
+    archive.extract(member, target)
+
+
 def receive(request: dict[str, Any]) -> dict[str, Any]:
     """Unpack the archive on standard input into a folder; nothing in it can lead out of that folder."""
     import tarfile
@@ -91,8 +121,8 @@ def receive(request: dict[str, Any]) -> dict[str, Any]:
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
         for member in archive:
             try:
-                archive.extract(member, target, filter="data")
-            except tarfile.FilterError as error:
+                take(archive, member, target)
+            except LeadsOutside as error:
                 raise HostError(f"{error}: put a copy in its place, or its name into exclude:") from None
             count += member.isfile()
     return {"files": count, "folder": str(target)}

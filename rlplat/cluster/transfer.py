@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlplat.cluster.calls import Feed, ask
-from rlplat.cluster.host import RESULT
+from rlplat.cluster.host import RESULT, LeadsOutside, take
 from rlplat.cluster.machines import Machine
 from rlplat.cluster.node_process import HostError
 from rlplat.errors import ConfigError
@@ -62,9 +62,9 @@ def bring_down(machine: Machine, folder: str, source: str, target: Path) -> int:
             raise HostError(answer["error"])
         with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
             for member in archive:
-                archive.extract(member, target, filter="data")
+                take(archive, member, target)
                 count += member.isfile()
-    except tarfile.FilterError as error:
+    except LeadsOutside as error:
         raise HostError(f"{error}: copy what is wanted by its own name; {count} files were copied") from None
     except tarfile.ReadError as error:
         raise HostError(f"{machine.name}: the connection ended in the middle of {source}: {error}") from error

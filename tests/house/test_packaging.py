@@ -32,7 +32,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
     (sdist,) = folder.glob("rlplat-*.tar.gz")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # none before Python 3.11.4
+        archive.extractall(folder)
     unpacked = folder / sdist.name.removesuffix(".tar.gz")
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=unpacked)
     (found,) = folder.glob("rlplat-*.whl")

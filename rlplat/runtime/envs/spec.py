@@ -259,7 +259,8 @@ def unpack(path: str, folder: str) -> None:
             return
         draft = f"{folder}.{os.getpid()}"
         with tarfile.open(path) as tar:
-            tar.extractall(draft, filter="tar")
+            tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # none before Python 3.11.4
+            tar.extractall(draft)
         os.rename(draft, folder)
         os.unlink(path)
 
