@@ -56,7 +56,7 @@ from rlplat.rl.learning.queue_ring import InFlight
 from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
 from rlplat.rl.policies.spec import PolicySpec, worker_threads
 from rlplat.rl.run.algorithm import OnPolicy
-from rlplat.rl.sampling.returns import LearningRewards, explained_variance, gae
+from rlplat.rl.sampling.returns import LearningRewards, gae
 from rlplat.rl.sampling.rollout import Rollout
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.schedules import EntropyCoef, LearningRate, config_at
@@ -221,7 +221,7 @@ class A3CWorker(RolloutWorker):
             bad = [name for name, gradient in gradients.items() if not np.isfinite(gradient).all()]
             place = f"of rollout worker {self.worker_index}"
             raise non_finite_error(rollout.columns, stats, bad, place=place, version=self._versions[0])
-        explained = explained_variance(batch.values[batch.valid], rollout.returns[batch.valid])
+        explained = rollout.explained_variance()
         if math.isfinite(explained):
             stats["explained_variance"] = explained
         stats["gradient_norm"] = norm

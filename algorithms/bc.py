@@ -119,15 +119,14 @@ class BCLearner(Learner[BCConfig]):
         self._obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
         self._obs_statistics.update(obs, np.ones(episodes.num_steps, np.bool_))
         self._obs_statistics.weights()  # what `normalize` uses from here on
-        self._net: Any = computation.net("torch", config, spec, network_seed, *self.columns(episodes))
+        self._net: Any = computation.net("torch", config, spec, network_seed, *self.columns(episodes, obs))
         self.trainee = self._net.trainee
         self._epochs, self._num_steps = Epochs(episodes.num_steps, order_seed), episodes.num_steps
         self.publish()
 
-    def columns(self, episodes: Episodes) -> tuple[Any, ...]:
-        """What the net is made with, of the data."""
-        obs = self._obs_statistics.normalize(take_obs(episodes.obs, episodes.obs_rows()))
-        return obs, episodes.actions
+    def columns(self, episodes: Episodes, obs: Any) -> tuple[Any, ...]:
+        """What the net is made with, of the data; obs: one row for each action."""
+        return self._obs_statistics.normalize(obs), episodes.actions
 
     def train(self, rows: Array, learning_rate: float) -> dict[str, float]:
         """One gradient step on these rows -> its figures."""

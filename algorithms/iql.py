@@ -174,7 +174,7 @@ class IQLLearner(BCLearner):
     config: IQLConfig
     _net: TorchIQL
 
-    def columns(self, episodes: Episodes) -> tuple[Any, ...]:
+    def columns(self, episodes: Episodes, obs: Any) -> tuple[Any, ...]:
         return (replace(episodes, obs=self._obs_statistics.normalize(episodes.obs)),)
 
     def train(self, rows: Array, learning_rate: float) -> dict[str, float]:

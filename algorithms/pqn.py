@@ -42,7 +42,7 @@ from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.make import q_policy_for
 from rlplat.rl.policies.spec import PolicySpec, QSpec, require_discrete
 from rlplat.rl.run.algorithm import OnPolicy
-from rlplat.rl.sampling.returns import explained_variance, gae
+from rlplat.rl.sampling.returns import gae
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.schedules import LearningRate, LinearSchedule, ScheduledShare
 from rlplat.rl.spaces import SpaceSpec
@@ -158,9 +158,8 @@ class PQNLearner(OnPolicyLearner[PQNConfig]):
             for _ in range(config.num_epochs)
             for rows in rollout.minibatches(config.minibatch_size, self._rng)
         ]
-        batch, metrics = rollout.batch, self.means(trained, rollout) | {"learner/epsilon": config.epsilon}
-        known = explained_variance(batch.values[batch.valid], rollout.returns[batch.valid])
-        return self.publish_learnt(rollout, metrics | {"learner/explained_variance": known})
+        known = {"learner/epsilon": config.epsilon, "learner/explained_variance": rollout.explained_variance()}
+        return self.publish_learnt(rollout, self.means(trained, rollout) | known)
 
     def beside(self) -> Weights:
         """The share of random actions as well."""

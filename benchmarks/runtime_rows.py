@@ -175,9 +175,10 @@ def _(verbs: Any, few: bool) -> dict[str, float]:
 @row("call to 8 actors, all answered, p50 / p99, µs", "calls")
 def _(verbs: Any, few: bool) -> dict[str, float]:
     """Monarch sends it as one message to a mesh of 8."""
-    actors = verbs.several(Echo, 8) if hasattr(verbs, "several") else [verbs.remote(Echo).remote() for _ in range(8)]
-    call = actors.ping.remote if hasattr(verbs, "several") else lambda: [actor.ping.remote() for actor in actors]
-    return round_trips_us(verbs, call, few)
+    if hasattr(verbs, "several"):
+        return round_trips_us(verbs, verbs.several(Echo, 8).ping.remote, few)
+    actors = [verbs.remote(Echo).remote() for _ in range(8)]
+    return round_trips_us(verbs, lambda: [actor.ping.remote() for actor in actors], few)
 
 
 @row("async actor's call round trip p50 / p99, µs", "actors")

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 VARIABLE = "RLPLAT_NODE_TYPES"
+MOST_OWN_NODES = 32
+"""Of one cluster of the own runtime (decision 0023)."""
 
 
 @dataclass(frozen=True)

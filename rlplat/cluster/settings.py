@@ -16,7 +16,7 @@ from rlplat.cluster.scaling.decision import Demand, why_never
 from rlplat.config import Layer, load_yaml, resolve
 from rlplat.errors import ConfigError
 from rlplat.machine_limits import cpu_count
-from rlplat.node_types import NodeType
+from rlplat.node_types import MOST_OWN_NODES, NodeType
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
 
@@ -24,7 +24,6 @@ PROVIDERS = ("local", "ssh", "slurm", "kubernetes", "sky")
 WORKERS = "workers"
 """The type of the nodes beside the head, where all are alike."""
 RESERVED = ("head", "autoscaler")
-MOST_OWN_NODES = 32
 """Names of nodes that are no node type."""
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,29}[a-z0-9])?\Z")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[0-9]{1,5})?\Z")

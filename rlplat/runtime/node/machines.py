@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rlplat.errors import RuntimeFault
+from rlplat.node_types import MOST_OWN_NODES
 from rlplat.runtime.core.node.leases import Patience
 from rlplat.runtime.core.scheduler.events import NodeJoined
 from rlplat.runtime.core.scheduler.views import InUse
@@ -28,7 +29,6 @@ from rlplat.runtime.wire import agent_messages, messages
 from rlplat.runtime.wire.agent_messages import TrunkMessage
 from rlplat.runtime.wire.messages import ASKER, DRIVER, NODE
 
-_MOST_MACHINES = 32
 _LOOK_S = 0.5
 _START_S = 20.0
 """A machine that has not joined so long after it heard of the program is waited for no more."""
@@ -274,8 +274,8 @@ class Machines:
                 f"this machine has {asked.versions}, and the head has {self._versions}: all machines of a cluster need "
                 "the same"
             )
-        if len(self._far) + 1 >= _MOST_MACHINES:
-            return agent_messages.Refused(f"the cluster has {_MOST_MACHINES} machines, which is as many as it may")
+        if len(self._far) + 1 >= MOST_OWN_NODES:
+            return agent_messages.Refused(f"the cluster has {MOST_OWN_NODES} machines, which is as many as it may")
         self._num_given += 1
         node = f"n{self._num_given + 1}"
         self._expected[node] = self._clock() + _START_S

@@ -16,6 +16,14 @@ def _network() -> torch.nn.Module:
     return network.to(memory_format=torch.channels_last)
 
 
+def _backward(generator: torch.Generator, *networks: torch.nn.Module) -> None:
+    """Equal gradients in all of them."""
+    inputs = torch.randn(8, 2, 4, 4, generator=generator)
+    for network in networks:
+        network.zero_grad()
+        network(inputs).pow(2).mean().backward()
+
+
 @pytest.mark.parametrize("max_norm", [0.05, 1e6, float("inf")])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 def test_equals_torch_optim_adam_with_clip_grad_norm(max_norm: float, weight_decay: float) -> None:
@@ -24,10 +32,7 @@ def test_equals_torch_optim_adam_with_clip_grad_norm(max_norm: float, weight_dec
     reference = torch.optim.AdamW(theirs.parameters(), eps=1e-5, lr=1e-2, weight_decay=weight_decay)
     generator = torch.Generator().manual_seed(0)
     for step in range(20):
-        inputs = torch.randn(8, 2, 4, 4, generator=generator)
-        for network in (ours, theirs):
-            network.zero_grad()
-            network(inputs).pow(2).mean().backward()
+        _backward(generator, ours, theirs)
         norms = adam.step(1e-2 / (1 + step), max_norm)
         expected = float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm))
         reference.param_groups[0]["lr"] = 1e-2 / (1 + step)
@@ -44,10 +49,7 @@ def test_radam_equals_torchs(max_norm: float) -> None:
     radam, reference = RAdam(ours, epsilon=1e-20), torch.optim.RAdam(theirs.parameters(), eps=1e-20, lr=1e-2)
     generator = torch.Generator().manual_seed(0)
     for step in range(12):
-        inputs = torch.randn(8, 2, 4, 4, generator=generator)
-        for network in (ours, theirs):
-            network.zero_grad()
-            network(inputs).pow(2).mean().backward()
+        _backward(generator, ours, theirs)
         radam.step(1e-2, max_norm)
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
         reference.step()
@@ -89,10 +91,7 @@ def test_rmsprop_equals_the_numpy_one_and_outside_the_root_torchs(inside_root: b
     weights = {name: np.array(p.detach().numpy(), order="C") for name, p in ours.named_parameters()}
     generator = torch.Generator().manual_seed(0)
     for step in range(5):
-        inputs = torch.randn(8, 2, 4, 4, generator=generator)
-        for network in (ours, theirs):
-            network.zero_grad()
-            network(inputs).pow(2).mean().backward()
+        _backward(generator, ours, theirs)
         gradients = {name: np.array(p.grad.numpy(), order="C") for name, p in ours.named_parameters()}
         norm = float(rmsprop.step(1e-2, max_norm)[-1])
         assert numpy_learning.clip_by_global_norm(gradients, max_norm) == pytest.approx(norm, rel=1e-5)
