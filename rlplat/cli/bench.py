@@ -1,4 +1,4 @@
-"""`rlplat bench learning CELLS`: many configs with several seeds each, for hours or days, beside other work.
+"""`rlplat bench learning CELLS`: algorithms on environments with several seeds each, for days, beside other work.
 
     runs/bench/ppo-CartPole-v1/  seed-1/ ... seed-5/       a run each
 
@@ -15,19 +15,23 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rlplat.cli.parser import Parser, command
 from rlplat.cli.seeds import parse_seeds
+from rlplat.cli.train import split_setting_flags
+from rlplat.config import layer_from_flags
 from rlplat.errors import ConfigError, UsageError
 from rlplat.figures import figure
 from rlplat.paths import shown
 
 _HELP = """\
-Train configs with several seeds each, and compare them: `rlplat bench learning CELL...`.
+Train many cells with several seeds each, and compare them: `rlplat bench learning CELL...`.
 
 what@WHAT  learning
-cells@CELL...  configs: ppo/CartPole-v1, or a YAML file
+cells@CELL...  ALGO/ENV, with the config that goes with it (ppo/CartPole-v1, sac/Hopper-v5), or a YAML file
 --seeds LIST:1-5  of each
 --out DIR:runs/bench  a directory for each cell, and in it a run for each seed
 --jobs N  runs at once, a core each (default: one for each core)
@@ -35,10 +39,21 @@ cells@CELL...  configs: ppo/CartPole-v1, or a YAML file
 
 examples:
   rlplat bench learning ppo/CartPole-v1 dqn/CartPole-v1 a3c/CartPole-v1
-  rlplat bench learning sac/HalfCheetah-v5 --seeds 1-3 --against benchmark.md
+  rlplat bench learning sac/HalfCheetah-v5 sac/Hopper-v5 --seeds 1-3 --stop.env-steps 300000 --against benchmark.md
 
-Runs have idle priority and one thread. The same command again goes on; Ctrl-C saves a checkpoint of each run.
+Settings of `rlplat train` as flags are those of all cells. Runs have idle priority and one thread. The same command
+again goes on; Ctrl-C saves a checkpoint of each run.
 """
+
+
+class Cell(NamedTuple):
+    algo: str | None
+    env: str | None
+    config: str | None
+
+    def words(self) -> list[str]:
+        """Of `rlplat train`."""
+        return [self.config] if self.config else ["--algo", str(self.algo), "--env", str(self.env)]
 
 
 def build_parser() -> Parser:
@@ -46,18 +61,24 @@ def build_parser() -> Parser:
 
 
 def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    known, flags = split_setting_flags(parser, arguments)
+    options = parser.parse_args(known)
     if options.what != "learning":
         raise UsageError(f"rlplat bench learning CELL...: there is no bench '{options.what}'")
     if options.jobs is not None and options.jobs < 1:
         raise ConfigError(f"--jobs is a positive number, not {options.jobs}")
-    cells = {_name(cell): cell for cell in options.cells}
+    cells = {_name(cell): _cell_of(cell) for cell in options.cells}
     if len(cells) < len(options.cells):
         raise ConfigError(f"two of {', '.join(options.cells)} have one name")
-    for cell in options.cells:
-        _require_config(cell)
+    from rlplat.rl.run.training_plan import plan_training
+
+    for algo, env, config in cells.values():  # before the first run, which may take hours
+        named = [("env", env)] if env is not None else []
+        plan_training(algo, config, [layer_from_flags([*named, *flags])])
+    settings = [f"--{key}" if text is None else f"--{key}={text}" for key, text in flags]
     runs = deque(
-        (cell, seed, options.out / name / f"seed-{seed}")
+        ([*cell.words(), *settings], seed, options.out / name / f"seed-{seed}")
         for seed in parse_seeds(options.seeds)  # a first seed of all cells before a second of any
         for name, cell in cells.items()
     )
@@ -83,24 +104,27 @@ def _name(cell: str) -> str:
     return cell.removesuffix(".yaml").removeprefix("configs/").strip("./").replace("/", "-")
 
 
-def _require_config(cell: str) -> None:
-    """Before the first run, which may take hours."""
-    from rlplat.rl.run.training_plan import plan_training
+def _cell_of(text: str) -> Cell:
+    """`ppo/Hopper-v5` has no file of its own, and is `--algo ppo --env Hopper-v5`."""
+    from rlplat.rl.run.registry import algorithm_homes, find_config
 
-    plan_training(None, cell, [])
+    algo, _, env = text.partition("/")
+    if env and algo in algorithm_homes() and find_config(text) is None:
+        return Cell(algo, env, None)
+    return Cell(None, None, text)
 
 
-def _train_all(runs: deque[tuple[str, int, Path]], cores: deque[int]) -> list[Path] | None:
+def _train_all(runs: deque[tuple[list[str], int, Path]], cores: deque[int]) -> list[Path] | None:
     """Directories of the runs that failed; None: it was interrupted, and each run has saved a checkpoint."""
     total, ended, failed = len(runs), 0, []
     going: dict[subprocess.Popen[bytes], tuple[int, Path, float]] = {}
     try:
         while runs or going:
             while runs and cores:
-                cell, seed, path = runs.popleft()
+                words, seed, path = runs.popleft()
                 path.parent.mkdir(parents=True, exist_ok=True)
                 core = cores.popleft()
-                going[_start(cell, seed, path, core)] = core, path, time.monotonic()
+                going[_start(words, seed, path, core)] = core, path, time.monotonic()
             for child in [each for each in going if each.poll() is not None]:
                 core, path, began_s = going.pop(child)
                 cores.append(core)
@@ -121,7 +145,7 @@ def _train_all(runs: deque[tuple[str, int, Path]], cores: deque[int]) -> list[Pa
     return failed
 
 
-def _start(cell: str, seed: int, path: Path, core: int) -> subprocess.Popen[bytes]:
+def _start(words: Sequence[str], seed: int, path: Path, core: int) -> subprocess.Popen[bytes]:
     def be_modest() -> None:
         os.sched_setaffinity(0, {core})
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -129,7 +153,7 @@ def _start(cell: str, seed: int, path: Path, core: int) -> subprocess.Popen[byte
     place = ["--seed", str(seed), "--out", str(path), "--resume", "auto"]
     with open(f"{path}.log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "rlplat.cli", "train", cell, *place],
+            [sys.executable, "-m", "rlplat.cli", "train", *words, *place],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -48,8 +48,10 @@ def _mean(values: np.ndarray) -> np.ndarray:
 
 
 def interval(values: Sequence[float], middle_of: Middle = "iqm") -> tuple[float, float, float]:
-    """(middle, 2.5th, 97.5th percentile) of numbers of several runs, as in a `Band`."""
+    """(middle, 2.5th, 97.5th percentile) of numbers of several runs, as in a `Band`; NaN of none (a NaN is none)."""
     found = band([(np.zeros(1), np.array([value])) for value in values], middle_of=middle_of)
+    if not len(found.middle):
+        return float("nan"), float("nan"), float("nan")
     return float(found.middle[0]), float(found.low[0]), float(found.high[0])
 
 

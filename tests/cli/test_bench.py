@@ -37,6 +37,16 @@ def test_each_cell_with_each_seed_and_then_only_what_is_missing(tmp_path: Path, 
 
 
 @pytest.mark.process
+def test_an_algorithm_and_an_environment_without_a_config_of_their_own(tmp_path: Path, capsys: Any) -> None:
+    cell = ["ppo/Taxi-v4", "--seeds", "1", "--stop.env-steps=600", "--num-rollout-workers", "0"]
+    assert main(["bench", "learning", *cell]) == 0
+    config = (tmp_path / "runs" / "bench" / "ppo-Taxi-v4" / "seed-1" / "config.yaml").read_text()
+    assert "env_steps: 600" in config and "num_rollout_workers: 0" in config and "Taxi-v4" in config
+    out = capsys.readouterr().out
+    assert "Taxi-v4: eval/return_mean" in out  # and no training episode has ended: no return over the run
+
+
+@pytest.mark.process
 def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path: Path, capfd: Any) -> None:
     (tmp_path / "bad.yaml").write_text(CELL.format(2000).replace("CartPole-v1", "./gone.py:Env"))
     assert main(["bench", "learning", "bad.yaml", "tiny.yaml", "--seeds", "1"]) == 1
@@ -81,6 +91,7 @@ def test_ctrl_c_saves_each_run_and_the_same_command_goes_on(tmp_path: Path) -> N
     [
         (["speed", "tiny.yaml"], "there is no bench 'speed'"),
         (["learning", "nothing/X"], "no config file 'nothing/X'"),
+        (["learning", "tiny.yaml", "--stop.env-step", "9"], "did you mean 'stop.env_steps'"),
         (["learning", "tiny.yaml", "./tiny.yaml"], "have one name"),
         (["learning", "tiny.yaml", "--seeds", "x"], "--seeds takes 1-5"),
         (["learning", "tiny.yaml", "--jobs", "0"], "--jobs is a positive number"),

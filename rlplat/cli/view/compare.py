@@ -189,7 +189,7 @@ def _lines(comparison: Mapping[str, Any], threshold: float | None) -> list[str]:
     for row in comparison["groups"]:
         cells = [row["name"], str(row["runs"]), figure(row["iqm"]), _between(row["iqm_interval"])]
         cells += [figure(row["mean"]), _between(row["mean_interval"]), figure(row["worst"])]
-        cells += [figure(row["best"]), figure(row["over_run_iqm"]), f"{row['env_steps']:,.0f}"]
+        cells += [figure(row["best"]), _or_none(row["over_run_iqm"]), f"{row['env_steps']:,.0f}"]
         cells += [figure(row["wall_s"])]
         if threshold is not None:
             steps, seconds = row["steps_to_threshold"], row["seconds_to_threshold"]
@@ -206,6 +206,10 @@ def _lines(comparison: Mapping[str, Any], threshold: float | None) -> list[str]:
             f"P({each['a']} > {each['b']}) = {each['p']:.2f} [{each['interval'][0]:.2f}, {each['interval'][1]:.2f}]"
         )
     return lines
+
+
+def _or_none(value: float) -> str:
+    return "-" if np.isnan(value) else figure(value)
 
 
 def _between(ends: Sequence[float]) -> str:
