@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +54,25 @@ def interval(values: Sequence[float], middle_of: Middle = "iqm") -> tuple[float,
     if not len(found.middle):
         return float("nan"), float("nan"), float("nan")
     return float(found.middle[0]), float(found.low[0]), float(found.high[0])
+
+
+def summary(scores: Sequence[float]) -> dict[str, Any]:
+    """scores: of each run of a group, N >= 1, finite. What a table of groups says of them."""
+    iqm, low, high = interval(scores)
+    mean, mean_low, mean_high = interval(scores, "mean")
+    return {
+        "runs": len(scores), "iqm": iqm, "iqm_interval": [low, high], "mean": mean,
+        "mean_interval": [mean_low, mean_high], "worst": float(min(scores)), "best": float(max(scores)),
+    }  # fmt: skip
+
+
+def improvements(scores: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """Of each pair of groups a, b: `probability_of_improvement` of a over b. scores: of each group, by its name."""
+    found = []
+    for (a, ours), (b, theirs) in combinations(scores.items(), 2):
+        share, low, high = probability_of_improvement(np.asarray(ours), np.asarray(theirs))
+        found.append({"a": a, "b": b, "p": share, "interval": [low, high]})
+    return found
 
 
 def probability_of_improvement(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:

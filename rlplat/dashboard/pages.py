@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.catalog import describe_experiment, describe_run, ended_trials, find, flat, settings_of
-from rlplat.dashboard.bands import Curve, band, curve_of
+from rlplat.dashboard.bands import Curve, band, curve_of, improvements, summary
 from rlplat.dashboard.follow import Cursor, columns, read_since, thinned
 from rlplat.dashboard.hints import hints
 from rlplat.errors import UsageError
@@ -146,7 +146,8 @@ class Pages:
         return {"offset": start + len(whole), "text": whole.decode("utf-8", "replace")}
 
     def compare(self, names: Iterable[str], metric: str, x: str) -> dict[str, Any]:
-        """Runs in one plot: of each group of seeds one band of `metric` over `x`, and the settings that differ."""
+        """Runs in one plot: of each group of seeds one band of `metric` over `x`, a summary of its last values, as in
+        `rlplat compare`, how often one group is better, and the settings that differ."""
         groups: dict[str, list[str]] = {}
         settings: dict[str, dict[str, Any]] = {}
         points: dict[str, Curve] = {}
@@ -159,12 +160,16 @@ class Pages:
             known.update(names_of_run)
             groups.setdefault(group_of(own), []).append(name)
         curves = []
+        scores: dict[str, list[float]] = {}
         for members in groups.values():
             found = band([points[name] for name in members])
+            label = _label(members, settings)
+            if last := [float(points[name][1][-1]) for name in members if len(points[name][1])]:
+                scores[label] = last
             curves.append(
                 {
                     "runs": members,
-                    "label": _label(members, settings),
+                    "label": label,
                     "x": found.x.tolist(),
                     "middle": found.middle.tolist(),
                     "low": found.low.tolist(),
@@ -172,7 +177,13 @@ class Pages:
                     "num_runs": found.num_runs.tolist(),
                 }
             )
-        return {"curves": curves, "names": sorted(known), "differences": differences(settings)}
+        return {
+            "curves": curves,
+            "groups": [{"label": label, **summary(last)} for label, last in scores.items()],
+            "better": improvements(scores),
+            "names": sorted(known),
+            "differences": differences(settings),
+        }
 
     def _curve_once(self, path: Path, metric: str, x: str) -> tuple[Curve, list[str]]:
         """A run's curve and the names that its newest rows have; made again only when its file has changed."""

@@ -78,7 +78,7 @@ def address(root: Path) -> Iterator[str]:
         ("#/run/ppo-1", ["KL of 0.2", "learner/entropy", "uplot", "started\ndone", "learning_rate: 0.0003"]),
         (
             "#/compare/ppo-1|ppo-2|%3Cb%3Ex%20%26%20y",
-            ["n = 2", "interquartile mean", "uplot", "&lt;b&gt;x"],
+            ["n = 2", "interquartile mean", "uplot", "&lt;b&gt;x", "P(", "IQM"],
         ),
         ("#/run/gone", ["there is no run 'gone'"]),
         ("#/cluster", ["Cluster"]),

@@ -122,6 +122,11 @@ def test_seeds_are_one_curve_and_settings_that_differ_are_named(client: TestClie
     found = client.get("/api/compare?run=ppo-1&run=ppo-2&run=dqn").json()
     assert [curve["runs"] for curve in found["curves"]] == [["ppo-1", "ppo-2"], ["dqn"]]
     assert set(found["curves"][0]["middle"]) == {1.5} and set(found["curves"][0]["num_runs"]) == {2}
+    two, one = found["groups"]
+    assert (two["runs"], two["iqm"], two["mean_interval"]) == (2, 1.5, [1.0, 2.0]) and one["runs"] == 1
+    [pair] = found["better"]
+    assert (pair["a"], pair["b"]) == (two["label"], one["label"])
+    assert pair["p"] == 0 and one["worst"] > two["best"]
     assert found["differences"]["seed"] == {"ppo-1": 1, "ppo-2": 2, "dqn": 0}
     assert found["differences"]["policy.hidden_sizes"] == {"ppo-1": None, "ppo-2": None, "dqn": [8]}
     assert "env" not in found["differences"] and "learner/entropy" in found["names"]

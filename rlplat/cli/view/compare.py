@@ -10,7 +10,6 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from rlplat.cli.look.cluster_view import plain_table
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import Parser, command
 from rlplat.cli.view.plot import COLORS, FEW, groups_of
-from rlplat.dashboard.bands import curve_of, interval, performance_profile, probability_of_improvement
+from rlplat.dashboard.bands import curve_of, improvements, interval, performance_profile, summary
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.figures import figure
 from rlplat.metrics import read_records
@@ -94,7 +93,10 @@ def run(arguments: list[str]) -> int:
     for group in groups:
         by_env.setdefault(group.env, []).append(group)
     found = {
-        env: _comparison(members, [each for each in published if _same_task(each, members)])
+        env: _comparison(
+            members,
+            [each for each in published if any(same_task(each, group.algo, group.env) for group in members)],
+        )
         for env, members in by_env.items()
     }
     if options.json:
@@ -160,14 +162,10 @@ def _first(rows: Sequence[Mapping[str, Any]], threshold: float) -> tuple[float, 
 def _comparison(groups: Sequence[Group], published: Sequence[Published]) -> dict[str, Any]:
     rows = []
     for each in groups:
-        iqm, iqm_low, iqm_high = interval(each.scores.tolist())
-        mean, low, high = interval(each.scores.tolist(), "mean")
         area, area_low, area_high = interval(each.over_run.tolist())
         rows.append(
             {
-                "name": each.name, "algo": each.algo, "runs": len(each.scores), "iqm": iqm,
-                "iqm_interval": [iqm_low, iqm_high], "mean": mean, "mean_interval": [low, high],
-                "worst": float(each.scores.min()), "best": float(each.scores.max()),
+                "name": each.name, "algo": each.algo, **summary(each.scores.tolist()),
                 "over_run_iqm": area, "over_run_interval": [area_low, area_high],
                 "env_steps": float(np.median(each.env_steps)), "wall_s": float(np.median(each.wall_s)),
                 "reached": len(each.reached),
@@ -175,10 +173,7 @@ def _comparison(groups: Sequence[Group], published: Sequence[Published]) -> dict
                 "seconds_to_threshold": float(np.median([s for _, s in each.reached])) if each.reached else None,
             }
         )  # fmt: skip
-    better = []
-    for a, b in combinations(groups, 2):
-        share, low, high = probability_of_improvement(a.scores, b.scores)
-        better.append({"a": a.name, "b": b.name, "p": share, "interval": [low, high]})
+    better = improvements({each.name: each.scores.tolist() for each in groups})
     return {"groups": rows, "better": better, "published": [asdict(each) for each in published]}
 
 
@@ -257,15 +252,13 @@ def read_published(path: Path) -> list[Published]:
     return found
 
 
-def _same_task(published: Published, groups: Sequence[Group]) -> bool:
-    return any(
-        _task(published.env) == _task(group.env) and _algorithm(published.algo) == _algorithm(group.algo)
-        for group in groups
-    )
+def same_task(published: Published, algo: str, env: str) -> bool:
+    """Versions of environments are shown, not compared."""
+    return _task(published.env) == _task(env) and _algorithm(published.algo) == _algorithm(algo)
 
 
 def _task(env: str) -> str:
-    """`ALE/Pong-v5`, `PongNoFrameskip-v4`, `Pong` -> `pong`: versions are shown, not compared."""
+    """`ALE/Pong-v5`, `PongNoFrameskip-v4`, `Pong` -> `pong`."""
     return re.sub(r"(NoFrameskip)?(-v\d+)?$", "", env.rpartition("/")[2]).lower()
 
 

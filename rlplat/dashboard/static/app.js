@@ -370,7 +370,7 @@ async function runPage(name) {
 async function comparePage(_, encoded) {
   const names = encoded.split("|").map(decodeURIComponent);
   let metric = "episode_return_mean", chart = null;
-  const place = h("div", { class: "charts" }), table = h("div"), few = h("div", { class: "dim" }), choice = h("select", { "aria-label": "metric", onchange: () => { metric = choice.value; draw(); } });
+  const place = h("div", { class: "charts" }), scores = h("div"), table = h("div"), few = h("div", { class: "dim" }), choice = h("select", { "aria-label": "metric", onchange: () => { metric = choice.value; draw(); } });
   async function draw() {
     const data = await api("compare", ...names.map((name) => ["run", name]), ["metric", metric], ["x", xKey()]);
     choice.replaceChildren(...data.names.map((name) => h("option", { value: name, selected: name === metric }, name)));
@@ -394,11 +394,16 @@ async function comparePage(_, encoded) {
     chart = new Chart(metric, series, { wide: true, bands });
     place.replaceChildren(chart.panel);
     chart.set(columns);
+    const between = ([low, high]) => `[${number(low)}, ${number(high)}]`;
+    scores.replaceChildren(
+      sortableTable([{ title: "runs of", value: (row) => row.label }, ...["runs", "iqm", "mean", "worst", "best"].map((key) => ({ title: key === "iqm" ? "IQM" : key, value: (row) => row[key], numeric: true, cell: withInterval(key) }))], data.groups),
+      ...data.better.map((pair) => h("div", { class: "dim" }, `P(${pair.a} > ${pair.b}) = ${pair.p.toFixed(2)} ${between(pair.interval)}`)));
+    function withInterval(key) { return `${key}_interval` in (data.groups[0] || {}) ? (row) => `${number(row[key])} ${between(row[`${key}_interval`])}` : undefined; }
     const keys = Object.keys(data.differences);
     table.replaceChildren(keys.length ? sortableTable([{ title: "setting", value: (key) => key }, ...names.map((name) => ({ title: name, value: (key) => { const value = data.differences[key][name]; return value === null ? null : typeof value === "object" ? JSON.stringify(value) : String(value); } }))], keys) : h("p", { class: "dim" }, "The runs have the same settings."));
   }
   show(h("h1", {}, "Comparison"), h("div", { class: "dim" }, "Runs that differ only by their seed are one curve: interquartile mean, 95 % bootstrap interval."), few,
-    h("div", { class: "bar" }, h("label", {}, "metric: ", choice)), xSwitch(draw), place, h("h2", {}, "Settings that differ"), table);
+    h("div", { class: "bar" }, h("label", {}, "metric: ", choice)), xSwitch(draw), place, h("h2", {}, "Last values"), h("div", { class: "dim" }, "Interquartile mean and mean over the seeds with 95 % intervals; P(a > b): how often a run of a is better than one of b."), scores, h("h2", {}, "Settings that differ"), table);
   await draw();
   return { destroy: () => chart && chart.destroy() };
 }
