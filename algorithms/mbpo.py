@@ -88,6 +88,7 @@ class MBPOConfig(SACConfig):
     unused = {
         **SACConfig.unused,
         "n_step": Unused("transitions of the model are single steps", is_error=True),
+        "policy.obs_groups": Unused("observations are one vector", is_error=True),
     }
     fixed_on_resume = (*SACConfig.fixed_on_resume, "model.hidden_sizes", "model.ensemble_size")
 

@@ -146,7 +146,7 @@ class TD3Learner(ContinuousLearner[TD3Config]):
         # update phi by the deterministic policy gradient
         features = batch.features.detach()
         actions = nets.actor(features).tanh()
-        loss = self.actor_objective(batch, actions, nets.critics.first(torch.cat([features, actions], dim=-1)))
+        loss = self.actor_objective(batch, actions, nets.critics.first(nets.critics.inputs(features, actions)))
         actor_norm = nets.descend_actor(loss, learning_rate)
 
         # theta'_i <- tau theta_i + (1 - tau) theta'_i;  phi' <- tau phi + (1 - tau) phi'

@@ -60,6 +60,10 @@ RENORMED: dict[str, Any] = {
     "renorm_momentum": 0.1,
 }
 
+PRIVILEGED: dict[str, Any] = {
+    "env": "tests.rl.privileged_env:HiddenBonusBox",
+    "policy": {"hidden_sizes": [16], "obs_groups": {"actor": ["cue"], "critic": ["sim"]}},
+}
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sac": (SAC, {"normalize_observations": True}),
@@ -99,8 +103,10 @@ def test_golden_losses(runtime: None, name: str) -> None:
         (TD3, OPTIONS),
         (TQC, {"num_critics": 3, "num_quantiles": 7}),
         (CrossQ, RENORMED),
+        (SAC, PRIVILEGED | {"normalize_observations": True}),
+        (CrossQ, PRIVILEGED | RENORMED),
     ],
-    ids=["sac", "sac with hindsight", "td3", "tqc", "crossq"],
+    ids=["sac", "sac with hindsight", "td3", "tqc", "crossq", "sac with groups", "crossq with groups"],
 )
 def test_resumes_bit_by_bit(runtime: None, algorithm: Any, more: dict[str, Any]) -> None:
     """Weights, optimizers, alpha, replay, random numbers, environments, statistics: everything goes on."""
@@ -252,11 +258,38 @@ def test_learns_from_images_and_dicts_with_images(runtime: None, algorithm: Any,
     assert returns[2] < -0.9 and returns[-1] > -0.7, returns
 
 
+@pytest.mark.parametrize("algorithm", [SAC, TD3])
+@pytest.mark.parametrize(("critic", "knows"), [(["cue"], False), (["cue", "sim"], True)])
+def test_critics_that_see_more_know_what_the_actor_cannot_see(
+    runtime: None, algorithm: Any, critic: list[str], knows: bool
+) -> None:
+    """Where rewards alone count, two critics that do not see the bonus err by its variance, 3^2, at the least."""
+    more = {"discount": 0.0, "n_step": 1, "learning_starts": 200, "learning_rate": 3e-3, "batch_size": 64}
+    policy = {"hidden_sizes": [32], "obs_groups": {"actor": ["cue"], "critic": critic}}
+    with algorithm(algorithm.config_class(**QUICK | PRIVILEGED | more | {"policy": policy})) as running:
+        while (result := running.step()).env_steps < 1_600:
+            pass
+        actor = rlplat.get(running.weights())[1]
+    assert actor["encoder.layers.0.weight"].shape == (32, 2)
+    assert (result.metrics["learner/critic_loss"] < 1.0) is knows
+    assert (result.metrics["learner/critic_loss"] > 6.0) is not knows
+
+
+def test_groups_share_the_images(runtime: None) -> None:
+    policy = {"obs_groups": {"actor": ["image"], "critic": ["side"]}}
+    with pytest.raises(
+        ConfigError, match=r"sac's actor and critics share the CNN of the image 'image', .* both groups"
+    ):
+        SAC(SACConfig(**QUICK | PIXELS | {"env_kwargs": {"with_side": True}, "policy": policy}))
+
+
 @pytest.mark.parametrize("algorithm", [SAC, TD3, CrossQ])
 def test_with_images_it_resumes_bit_by_bit(runtime: None, algorithm: Any) -> None:
     more = {"env_kwargs": {"with_side": True}, "random_shift": 2, "learning_starts": 40, "batch_size": 8}
     if algorithm is CrossQ:
         more |= RENORMED
+    if algorithm is TD3:
+        more["policy"] = {"hidden_sizes": [64], "obs_groups": {"actor": ["image"]}}
     config = algorithm.config_class(**(QUICK | PIXELS | more | {"deterministic": True}))
     assert_resumes(algorithm, config, before=3, after=2)
 

@@ -39,3 +39,12 @@ class HiddenBonus(gymnasium.Env):
         self._right = int(self.np_random.integers(2))
         cue = np.float32([1.0, -1.0]) if self._right else np.float32([-1.0, 1.0])
         return {"cue": cue, "sim": {"bonus": np.float32([self._bonus])}}
+
+
+class HiddenBonusBox(HiddenBonus):
+    """The sign of a continuous action is what it chooses."""
+
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        return super().step(action[0] > 0.0)

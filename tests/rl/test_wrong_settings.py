@@ -52,7 +52,7 @@ def message(config: type[BaseModel] = PPOConfig, **settings: Any) -> str:
 
 def test_groups_of_observations_are_refused_where_there_is_no_critic_to_see_more() -> None:
     groups = {"obs_groups": {"actor": ["a"]}}
-    for config in (DQNConfig, SACConfig, TD3Config, ESConfig, AlphaZeroConfig, MBPOConfig):
+    for config in (DQNConfig, ESConfig, AlphaZeroConfig, MBPOConfig):
         assert "policy.obs_groups={'actor': ['a']} has no effect" in message(config, policy=groups)
     said = message(policy={"obs_groups": {"policy": ["a"]}})
     assert "the groups are actor and critic, not policy" in said

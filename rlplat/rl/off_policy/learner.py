@@ -93,7 +93,7 @@ class OffPolicyConfig(AdamWConfig):
         "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
         "learner.num_learners": Unused("there is one learner", is_error=True),
         "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c and impala", is_error=True),
-        "policy.obs_groups": Unused("the critic of ppo, a3c and impala may see more than the actor", is_error=True),
+        "policy.obs_groups": Unused("critics of ppo, a3c, impala, sac and td3 may see more", is_error=True),
     }
     shapes_replay: ClassVar[tuple[str, ...]] = REPLAY
 
@@ -143,7 +143,7 @@ class ContinuousConfig(OffPolicyConfig):
     """Common to SAC and TD3."""
 
     unused = {
-        **OffPolicyConfig.unused,
+        **{key: unused for key, unused in OffPolicyConfig.unused.items() if key != "policy.obs_groups"},
         "learner.precision": Unused("networks are computed in float32", is_error=True, harmless=("float32",)),
         "policy.core": Unused("transitions are replayed one by one", is_error=True),
         "policy.custom": Unused("the networks are MLPs", is_error=True),

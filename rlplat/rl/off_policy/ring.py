@@ -146,6 +146,17 @@ class ContinuousControl(OffPolicy[BoundedConfig]):
 
     require_spaces = staticmethod(require_bounded)
 
+    def preflight(self, require: Require) -> Any:
+        spaces = super().preflight(require)
+        for spec, _ in self.policies(spaces):
+            for path in spec.encoders:
+                if path not in spec.actor.encoders.keys() & spec.critic.encoders.keys():
+                    raise ConfigError(
+                        f"policy.obs_groups: {self.name}'s actor and critics share the CNN of the image '{path}', "
+                        "which the critics train: name it in both groups"
+                    )
+        return spaces
+
     def set_weights(self, weights: Weights) -> None:
         super().set_weights(weights)
         self.notes += ("these weights act from the first step on: no uniform actions before learning_starts",)

@@ -61,7 +61,7 @@ class BoundedActor(Stateless):
     There is no V: values are zeros; so are log-probabilities of deterministic actors and of uniform actions."""
 
     def __init__(self, spec: PolicySpec, actor: ActorSpec, seed: np.random.SeedSequence) -> None:
-        self.spec, self.actor = spec, actor
+        self.spec, self.actor, self._seen = spec, actor, spec.actor.obs
         self.uniform_share = 0.0
         """Share of actions drawn uniformly between the bounds, which comes with the weights: 1 while a run warms up."""
         super().__init__(seed)
@@ -83,7 +83,7 @@ class BoundedActor(Stateless):
 
     def outputs(self, obs: Obs) -> Array:
         """The network's, of observations that are normalised."""
-        return forward(flat_features(obs, self.spec.obs), self._layers, self.spec.activation)
+        return forward(flat_features(obs, self._seen), self._layers, self.spec.activation)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
         """obs: [B, ...] -> actions float32[B, A] within the bounds. `deterministic`: without noise."""

@@ -122,7 +122,7 @@ def agent_module(policy: Policy, weights: Weights, framework: str) -> AgentModul
     if isinstance(policy, MLPPolicy):
         return AgentModule(_mlp(policy.shape, weights), "mlp", weights)
     if isinstance(policy, BoundedActor):
-        actor = Actor(policy.spec, policy.actor)
+        actor = Actor(policy.spec, policy.actor, is_alone=True)
         load_weights(actor, weights)
         return AgentModule(actor, "actor", weights)
     spec = getattr(policy, "spec", None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from rlplat.rl.obs_tree import map_obs, num_features, take_obs
 from rlplat.rl.policies.bounded_actor import MAX_LOG_STD, MIN_LOG_STD, ActionScale, ActorSpec, Renorm
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.saved import Saved
-from rlplat.rl.spaces import obs_leaves
+from rlplat.rl.spaces import ObsSpec, obs_leaves
 from rlplat.rl.torch.batch_renorm import BatchRenorm, RenormedEncoder
 from rlplat.rl.torch.device import linear, resolve_device, use_threads
 from rlplat.rl.torch.encoders import ACTIVATIONS, IMAGE_ENCODERS, MLPEncoder, TensorObs, folded, leaf_features
@@ -36,16 +36,18 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 class Actor(nn.Module):
     """float32[N, F] -> float32[N, 2 A], means and log deviations, or float32[N, A], actions before tanh."""
 
-    def __init__(self, spec: PolicySpec, actor: ActorSpec) -> None:
+    def __init__(self, spec: PolicySpec, actor: ActorSpec, *, is_alone: bool = False) -> None:
+        """is_alone: features are of what it sees itself; else of all observations, of which it takes its own."""
         super().__init__()
         self.spec = spec
-        leaves = obs_leaves(spec.obs)
+        leaves = obs_leaves(spec.actor.obs if is_alone else spec.obs)
         images = [IMAGE_ENCODERS[name](leaves[path], torch.float32) for path, name in spec.encoders.items()]
         self.images = nn.ModuleList(images)
         self._numbers = {path: leaf for path, leaf in leaves.items() if path not in spec.encoders}
         self.num_features: int = num_features(self._numbers) + sum(each.num_features for each in images)
+        self._own = OwnFeatures(self.num_features, leaves, spec.actor)
         own = MLPEncoder if actor.renorm is None else partial(RenormedEncoder, actor.renorm)
-        self.encoder = own(self.num_features, spec)
+        self.encoder = own(self._own.num_features, spec)
         self.head = nn.Linear(self.encoder.num_features, actor.num_outputs(spec))
 
     def features(self, obs: TensorObs) -> Tensor:
@@ -56,8 +58,30 @@ class Actor(nn.Module):
         return torch.cat(parts, dim=1)
 
     def forward(self, features: Tensor) -> Tensor:
-        outputs: Tensor = self.head(self.encoder(features))
+        outputs: Tensor = self.head(self.encoder(self._own(features)))
         return outputs
+
+
+class OwnFeatures(nn.Module):
+    """Of the features of observations, those of a group of them (`policy.obs_groups`): float32[N, F] -> float32[N, K].
+    Images, whose features come first, are of every group."""
+
+    columns: Tensor
+
+    def __init__(self, num_features: int, leaves: Mapping[str, ObsSpec], group: PolicySpec) -> None:
+        """leaves: the observations by path; group: what is seen of them."""
+        super().__init__()
+        seen, numbers = obs_leaves(group.obs), {p: leaf for p, leaf in leaves.items() if p not in group.encoders}
+        start = num_features - sum(leaf.num_features for leaf in numbers.values())
+        columns = list(range(start))
+        for path, leaf in numbers.items():
+            columns += range(start, start + leaf.num_features) if path in seen else ()
+            start += leaf.num_features
+        self.num_features, self._are_all = len(columns), len(columns) == num_features
+        self.register_buffer("columns", torch.tensor(columns), persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features if self._are_all else features[:, self.columns]
 
 
 def random_shift(images: Tensor, layout: str, pad: int, generator: torch.Generator) -> Tensor:
@@ -136,12 +160,18 @@ class Critics(nn.Module):
         renorm: Renorm | None = None,
     ) -> None:
         super().__init__()
-        self._members = [Critic(spec, num_features, num_quantiles, renorm) for _ in range(num_critics)]
+        self._own = OwnFeatures(num_features, obs_leaves(spec.obs), spec.critic)
+        size = self._own.num_features
+        self._members = [Critic(spec, size, num_quantiles, renorm) for _ in range(num_critics)]
         for name, critic in zip(self.names, self._members, strict=False):
             self.add_module(name, critic)
 
+    def inputs(self, features: Tensor, actions: Tensor) -> Tensor:
+        """What each of them takes."""
+        return torch.cat([self._own(features), actions], dim=-1)
+
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
-        inputs = torch.cat([features, actions], dim=-1)
+        inputs = self.inputs(features, actions)
         return torch.stack([critic(inputs) for critic in self._members])
 
 

@@ -207,7 +207,7 @@ class TorchBoundedActor(BoundedActor):
     def __init__(self, spec: PolicySpec, actor: ActorSpec, seed: np.random.SeedSequence, num_threads: int = 0) -> None:
         use_threads(num_threads, spec)
         super().__init__(spec, actor, seed)
-        self._network = Actor(spec, actor).requires_grad_(False).eval()
+        self._network = Actor(spec, actor, is_alone=True).requires_grad_(False).eval()
 
     def set_network(self, weights: Weights) -> None:
         load_weights(self._network, weights)
