@@ -57,8 +57,12 @@ PATIENCE_S = 5.0
 """Beyond the limit of one step, within which the watchdog says more about what hangs."""
 SLOW_S = 5.0
 """Of a first reset: a run does not wait for others that would only show whether it can be repeated."""
-DARK, DARK_STEPS = 32, 50
-"""Images of 0 to 255 that stay below the one in the other steps have bounds that are not theirs."""
+DARK, DARK_STEPS = 1 / 8, 50
+"""Images that stay below that share of their range in so many steps have bounds that are not theirs."""
+BLACK = 1 / 255
+"""Below that share they are fractions, or codes, whose bounds say that they are bytes: a run says it as well."""
+STUCK = 4
+"""Steps that end although the step before did, in environments where no other step follows an end."""
 LONG = 100
 """Steps of an episode without a time limit that are worth a warning."""
 
@@ -324,6 +328,34 @@ class _Stacks:
         return SpaceSpec(leaves if isinstance(spec.obs, dict) else leaves[""], spec.action)
 
 
+class _Brightness:
+    """The largest pixels of images whose range begins at 0."""
+
+    def __init__(self) -> None:
+        self._largest: dict[str, tuple[float, float]] = {}
+        """(the largest, the bound that the space says) by path."""
+
+    def add(self, spec: SpaceSpec, obs: Any) -> None:
+        for path, leaf in obs_leaves(spec.obs).items():
+            low, high = (leaf.low, leaf.high) if leaf.low else ((0.0,), (255.0,) if leaf.dtype == "uint8" else ())
+            if leaf.kind == "image" and low == (0.0,) and len(high) == 1:
+                largest = float((obs[path] if isinstance(obs, dict) else obs).max())
+                self._largest[path] = max(self._largest.get(path, (0.0, 0.0))[0], largest), high[0]
+
+    def note(self, report: EnvReport) -> None:
+        for path, (largest, high) in self._largest.items():
+            is_black = largest <= BLACK * high
+            if 0 < largest <= DARK * high and report.steps >= (PREFLIGHT_STEPS if is_black else DARK_STEPS):
+                which = f"the observation '{path}'" if path else "the observation"
+                report.add(
+                    "warning",
+                    f"{which} is an image of 0 to {high:g}, but was at most {largest:.3g} in {report.steps} steps: if "
+                    f"it is never more, networks see it as 0 to {largest / high:.2g}; give the space its bounds, or "
+                    f"--env-kwargs.image.range '[0, {largest:.3g}]'",
+                    is_told=is_black,
+                )
+
+
 class _Probe:
     def __init__(
         self,
@@ -343,7 +375,7 @@ class _Probe:
         self._never_masks = True
         self._longest, self._is_ever_truncated = 0, False
         self._stacks = _Stacks()
-        self._largest: dict[str, int] = {}
+        self._brightness = _Brightness()
 
     def close(self) -> None:
         self._watchdog.close()
@@ -385,7 +417,7 @@ class _Probe:
             )
         trace = self._play(self._reset(), steps)
         report.spaces = self._stacks.noted(spec)
-        self._note_dark_images(spec)
+        self._brightness.note(report)
         replayed = self._play(self._reset(), min(steps, 50), is_replay=True)
         for step, (one, other) in enumerate(zip(trace, replayed, strict=False), start=1):
             if not (_is_same(one[0], other[0]) and one[1] == other[1]):
@@ -414,23 +446,6 @@ class _Probe:
         if steps >= 1000 and self._never_masks and MASK in obs_leaves(spec.obs):
             report.add("note", f"the action mask forbade nothing in {steps} steps; without it, steps are cheaper")
 
-    def _note_largest(self, spec: SpaceSpec, obs: Any) -> None:
-        for path, leaf in obs_leaves(spec.obs).items():
-            if leaf.kind == "image" and leaf.dtype == "uint8" and not leaf.low:
-                image = obs[path] if isinstance(obs, dict) else obs
-                self._largest[path] = max(self._largest.get(path, 0), int(image.max()))
-
-    def _note_dark_images(self, spec: SpaceSpec) -> None:
-        for path, largest in self._largest.items():
-            if self._report.steps >= DARK_STEPS and 0 < largest <= DARK:
-                which = f"the observation '{path}'" if path else "the observation"
-                self._report.add(
-                    "warning",
-                    f"{which} is an image of 0 to 255, but was at most {largest} in {self._report.steps} steps: "
-                    f"if these are codes, networks see them as 0 to {largest / 255:.2f}; give the space its bounds, or "
-                    f"--env-kwargs.image.range '[0, {largest}]'",
-                )
-
     def _reset(self) -> Obs:
         assert self._guard is not None
         guard = self._guard
@@ -457,7 +472,7 @@ class _Probe:
                 self._is_ever_truncated |= bool(truncated)
                 self._check_obs(f"step() [{self._at()}]", "warning")
                 self._stacks.add(guard.spaces, before, obs)
-                self._note_largest(guard.spaces, obs)
+                self._brightness.add(guard.spaces, obs)
             if terminated or truncated:
                 obs = self._timed(guard.reset, "reset()")[0]
             self._check_mask(obs)
@@ -507,15 +522,29 @@ def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> 
 
     batch = batch_space(env.action_space, env.num_envs)
     batch.seed(SEED)
-    stacks = _Stacks()
+    actor = RandomActor(env.action_space, env.spec, SEED)
+    has_mask = MASK in obs_leaves(env.spec.obs)
+    stacks, brightness = _Stacks(), _Brightness()
+    ended, num_stuck, goes_on = np.zeros(env.num_envs, np.bool_), 0, np.zeros(2, np.bool_)
     try:
         beat("reset()")
-        before = copy_obs(take_obs(env.reset(), 0))
+        obs = env.reset()
+        before = copy_obs(take_obs(obs, 0))
         for _ in range(steps):
             beat("step()")
-            step = env.step(policy_actions(env.action_space, batch.sample()))
+            if has_mask:
+                rows = [actor.policy_actions(take_obs(obs, i)) for i in range(env.num_envs)]
+                step = env.step(np.concatenate(rows))
+            else:
+                step = env.step(policy_actions(env.action_space, batch.sample()))
+            obs = step.obs
+            brightness.add(env.spec, obs)
             report.steps += env.num_envs
-            now = copy_obs(take_obs(step.obs, 0))
+            ends = step.terminated | step.truncated
+            num_stuck += int((ended & ends).sum())
+            goes_on |= [bool((each & step.valid & ~ends).any()) for each in (~ended, ended)]
+            ended = np.where(step.valid, ends, ended)
+            now = copy_obs(take_obs(obs, 0))
             if not (step.terminated[0] or step.truncated[0] or not step.valid[0]):
                 stacks.add(env.spec, before, now)
             before = now
@@ -523,6 +552,14 @@ def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> 
         report.add("error", _without_name(str(error), env.name))
     report.spaces = stacks.noted(env.spec)
     report.episodes = len(env.pop_episodes())
+    brightness.note(report)
+    if num_stuck >= STUCK and goes_on.tolist() == [True, False]:
+        report.add(
+            "warning",
+            "episodes that have ended do not begin again: every later step ended at once. An environment of several "
+            "copies resets those that end, within that step (SAME_STEP) or in the next one (NEXT_STEP)",
+            is_told=True,
+        )
 
 
 def _is_same(one: Any, other: Any) -> bool:

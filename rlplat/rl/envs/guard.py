@@ -45,26 +45,27 @@ class RandomActor:
 
     def act(self, obs: Any) -> Any:
         """An action as the environment takes it."""
+        return action_row(self._convert(self.policy_actions(obs)), 0)
+
+    def policy_actions(self, obs: Any) -> Array:
+        """As a policy's, for one environment: [1, ...]."""
         if not self._has_mask:
-            return action_row(self._convert(policy_actions(self._space, self._batch_of_one.sample())), 0)
+            return policy_actions(self._space, self._batch_of_one.sample())
         mask = obs[MASK]
         columns: list[Array] = []
         start = 0
         for part in self._parts:
             for size in part.mask_groups:
                 legal = np.flatnonzero(mask[start : start + size])
-                columns.append(self._rng.choice(legal, 1))
+                # An episode that has ended has no legal one, and what is done there changes nothing.
+                columns.append(self._rng.choice(legal, 1) if len(legal) else np.zeros(1, np.int64))
                 start += size
             if part.kind == "multi_binary":
                 columns.append(self._rng.integers(2, size=part.flat_size))
             elif part.kind == "box":
                 columns.append(self._rng.normal(size=part.flat_size))
         actions = np.concatenate(columns)[None]
-        return action_row(self._convert(actions[:, 0] if self._space_is_discrete else actions), 0)
-
-    @property
-    def _space_is_discrete(self) -> bool:
-        return len(self._parts) == 1 and self._parts[0].kind == "discrete"
+        return actions[:, 0] if len(self._parts) == 1 and self._parts[0].kind == "discrete" else actions
 
 
 Ask = Literal["get", "set", "call"]

@@ -222,10 +222,14 @@ def _box_problems(obs: Any, space: Any, name: str) -> list[tuple[str, str]]:
         return [("shape", f"{name} has shape {values.shape}, but its space says {shape}; change one of them")]
     if isinstance(obs, np.ndarray | np.generic) and not casts(obs, dtype):
         fix = f"return obs.astype(np.{dtype}), or change the space's dtype"
+        if values.dtype.kind == "f" and np.any(values % 1):
+            fix = f"it has fractions, so give the space dtype=np.{values.dtype} and the bounds of these values"
         return [("dtype", f"{name} has dtype {values.dtype}, but its space says {dtype}; {fix}")]
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        index = tuple(map(int, np.argwhere(~np.isfinite(values))[0]))
-        fix = "find where it divides by zero or overflows"
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        is_finite = np.isfinite(values.astype(np.float32) if values.dtype.kind == "f" else values)
+    if values.dtype.kind == "f" and not is_finite.all():
+        index = tuple(map(int, np.argwhere(~is_finite)[0]))
+        fix = "find where it divides by zero or overflows (networks compute in float32)"
         return [("finite", f"{name}{_index(index)} is {values[index]}; {fix}")]
     found: list[tuple[str, str]] = []
     if isinstance(obs, np.ndarray | np.generic) and not np.can_cast(values.dtype, dtype, "safe"):

@@ -261,6 +261,10 @@ def test_the_kinds_of_observation_problems() -> None:
     assert observation_problems([0.5, 0.5], box)[0][0] == "type"
     assert observation_problems(np.array([0, 1]), box)[0][0] == "dtype"
     assert observation_problems(np.array([0, 1], np.uint8), box) == []  # casts without loss
+    huge = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    assert observation_problems(np.array([0.0, 1e300]), huge)[0][0] == "finite", "networks compute in float32"
+    [(kind, text)] = observation_problems(np.array([0.5, 1.0], np.float32), spaces.Box(0, 255, (2,), np.uint8))
+    assert kind == "dtype" and "has fractions" in text and "astype" not in text, "all of them would be 0"
     nested = spaces.Tuple((box, spaces.Discrete(2)))
     [(kind, text)] = observation_problems((np.array([0.5, 2.0], np.float32), 1), nested)
     assert kind == "bounds" and text.startswith("observation[0][1] is 2, outside its space's [0, 1]")

@@ -231,3 +231,38 @@ def test_wrappers_of_gymnasium() -> None:
     ):
         spec = GuardedEnv(env, "pixels").spaces.obs
         assert isinstance(spec, ObsSpec) and (spec.kind, spec.layout) == ("image", layout)
+
+
+class Faint(Env[Any, int]):
+    """Pixels of `dtype` up to `largest`, in a space of 0 to 255."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, dtype: str, largest: float) -> None:
+        self.observation_space = spaces.Box(0, 255, (20, 20, 3), np.dtype(dtype).type)
+        self.largest, self.steps = largest, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        return self.observed(), {}
+
+    def step(self, action: int) -> Any:
+        self.steps += 1
+        return self.observed(), 1.0, self.steps == 10, False, {}
+
+    def observed(self) -> Any:
+        return np.full((20, 20, 3), self.largest * self.steps / 10, self.observation_space.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_pixels_that_stay_far_below_their_bounds_are_told(dtype: str) -> None:
+    """Fractions in a space of bytes are nearly 0 to a network: the 16 steps before a run are enough to see it."""
+    words = r"is an image of 0 to 255, but was at most 1 in 16 steps"
+    [found] = [each for each in check_env(lambda: Faint(dtype, 1), steps=16).findings if each.severity == "warning"]
+    assert words in found.text and found.is_told
+    assert check_env(lambda: Faint(dtype, 1), {"image": {"range": [0, 1]}}, steps=16).lines == [
+        "note: obs: image 20x20x3 (0..1) -> grid_cnn"
+    ]
+    some = [str(check_env(lambda: Faint(dtype, 20), steps=steps)) for steps in (16, 50)]
+    assert ["at most 20 in 50 steps" in text for text in some] == [False, True]
+    assert "at most" not in str(check_env(lambda: Faint(dtype, 200), steps=50))

@@ -124,3 +124,46 @@ class OldStep(Endless):
 
 def test_a_forgotten_info_is_named() -> None:
     assert "the info dict is missing; return obs, reward, terminated, truncated, {}" in str(check_env(OldStep, steps=5))
+
+
+class Five(gym.vector.VectorEnv[Any, Any, Any]):
+    """Episodes of five steps. `masked`: action 1 alone is legal. `stays`: what has ended does not begin again."""
+
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+    single_action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, num_envs: int = 2, *, masked: bool = False, stays: bool = False) -> None:
+        self.num_envs, self.masked, self.stays = num_envs, masked, stays
+        box = gym.spaces.Box(0, 99, (1,), np.float32)
+        mask = gym.spaces.MultiBinary(2)
+        self.single_observation_space = gym.spaces.Dict({"x": box, "action_mask": mask}) if masked else box
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.age = np.zeros((num_envs, 1), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.age = np.zeros_like(self.age)
+        return self._observed(), {}
+
+    def step(self, actions: Any) -> Any:
+        has_ended = self.age >= 5
+        assert not self.masked or (actions[~has_ended[:, 0]] == 1).all(), f"illegal: {actions}"
+        self.age = np.where(has_ended & (not self.stays), 0, self.age + 1).astype(np.float32)
+        ends = np.zeros(self.num_envs, np.bool_)
+        return self._observed(), self.age[:, 0], ends, self.age[:, 0] >= 5, {}
+
+    def _observed(self) -> Any:
+        mask = np.where(self.age >= 5, 0, np.array([[0, 1]])).astype(np.int8)  # empty where an episode has ended
+        return {"x": self.age, "action_mask": mask} if self.masked else self.age
+
+
+def test_the_check_takes_no_action_that_a_mask_forbids() -> None:
+    report = check_env(lambda num_envs: Five(num_envs, masked=True), steps=40)
+    assert report.is_sound and report.episodes > 4, str(report)
+
+
+def test_copies_that_do_not_begin_again_are_told() -> None:
+    """Every step after the first end would be an episode of its own."""
+    assert "begin again" not in str(check_env(lambda num_envs: Five(num_envs), steps=40))
+    report = check_env(lambda num_envs: Five(num_envs, stays=True), steps=16)
+    assert [finding.is_told for finding in report.findings if "do not begin again" in finding.text] == [True]
