@@ -174,6 +174,9 @@ class Wrong(TensorCartPole):
         ({"obs": torch.zeros(2, 4, device="meta")}, r"observations are on meta, but the environment says device=cpu"),
         ({"rewards": torch.zeros(2, 1)}, r"rewards have shape \[2, 1\], expected \[2\]"),
         ({"info": {"final_obs": torch.zeros(3, 4)}}, r"final observations have shape \[3, 4\]"),
+        ({"info": {"final_obs": np.array([None, None])}}, r"a ndarray of object, of which torch makes no tensor"),
+        ({"info": [{}, {}]}, r"step\(\) returned the info a list of 2, expected one dict for all copies"),
+        ({"more": 0}, r"step\(\) returned a tuple of 6, expected \(obs, rewards, terminated, truncated, info\)"),
     ],
 )
 def test_what_is_not_as_promised_is_said(given: Any, words: str) -> None:
@@ -183,6 +186,55 @@ def test_what_is_not_as_promised_is_said(given: Any, words: str) -> None:
     envs.reset(SEED)
     with pytest.raises(EnvError, match=words):
         envs.step(torch.zeros(2, dtype=torch.int64))
+    if "final_obs" not in given.get("info", {}):  # on the host that of ended episodes is looked at
+        assert not check_env(lambda: env, steps=2).is_sound
+
+
+class OfRslRl(TensorCartPole):
+    """dones in the place of terminated and truncated; observations alone."""
+
+    resets_alone = False
+
+    def reset(self, **arguments: Any) -> Any:
+        return super().reset(**arguments)[0] if self.resets_alone else super().reset(**arguments)
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, terminated, truncated, _ = super().step(actions)
+        return obs, rewards, terminated | truncated, {"time_outs": truncated}
+
+
+def test_the_form_of_rsl_rl_is_named_with_the_cure() -> None:
+    assert "split `dones` into terminated" in str(check_env(lambda num_envs: OfRslRl(num_envs), steps=2))
+    envs = TensorEnvs(OfRslRl(2, device="cpu"), "rsl")
+    envs.reset(SEED)
+    with pytest.raises(EnvError, match=r"rsl: step\(\) returned 4 values.*time_outs"):
+        envs.step(torch.zeros(2, dtype=torch.int64))
+    envs.raw.resets_alone = True
+    with pytest.raises(EnvError, match=r"rsl: reset\(\) returned a Tensor, expected \(obs, info\)"):
+        envs.reset(SEED)
+
+
+class InPlace(TensorPointMass):
+    """As Isaac Lab: one tensor holds the observations for ever, and none is told of an episode's end."""
+
+    def reset(self, **arguments: Any) -> Any:
+        self.held = super().reset(**arguments)[0]
+        return self.held, {}
+
+    def step(self, actions: Any) -> Any:
+        obs, *rows, _ = super().step(actions)
+        self.held.copy_(obs)
+        return self.held, *rows, {}
+
+
+def test_on_the_host_an_episodes_last_observation_is_no_later_one() -> None:
+    with make_vector_env(lambda num_envs: InPlace(num_envs, max_episode_steps=3, device="cpu"), 2) as env:
+        seen = [env.reset().copy()]
+        for _ in range(3):
+            step = env.step(np.full((2, 2), 0.5, np.float32))
+            seen.append(step.obs.copy())
+        assert step.truncated.all()
+        np.testing.assert_array_equal(step.final_obs, seen[2])
 
 
 def test_an_error_of_the_simulator_names_the_step() -> None:

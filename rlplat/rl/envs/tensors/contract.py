@@ -14,6 +14,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlplat.errors import EnvError
@@ -41,3 +42,28 @@ def attribute(env: Any, name: str) -> Any:
     """Also of an environment within gymnasium's wrappers, which pass on no names; None where it has none."""
     found = getattr(env, name, None)
     return found if found is not None else getattr(getattr(env, "unwrapped", env), name, None)
+
+
+def of_reset(result: Any, name: str) -> Any:
+    """The observations. EnvError where `reset()` gave anything but (obs, info)."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise EnvError(f"{name}: reset() returned {_kind(result)}, expected (obs, info); return obs, {{}}")
+    return result[0]
+
+
+def of_step(result: Any, name: str) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
+    """The five of `step()`. EnvError where they are others."""
+    if isinstance(result, tuple) and len(result) == 4:
+        raise EnvError(
+            f"{name}: step() returned 4 values, expected obs, rewards, terminated, truncated, info; split `dones` into "
+            "terminated (the task ended) and truncated (time limit, extras['time_outs'] of rsl_rl)"
+        )
+    if not isinstance(result, tuple) or len(result) != 5:
+        raise EnvError(f"{name}: step() returned {_kind(result)}, expected (obs, rewards, terminated, truncated, info)")
+    if not isinstance(result[4], Mapping):
+        raise EnvError(f"{name}: step() returned the info {_kind(result[4])}, expected one dict for all copies")
+    return result
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}{f' of {len(value)}' if isinstance(value, tuple | list) else ''}"

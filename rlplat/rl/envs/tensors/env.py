@@ -21,7 +21,7 @@ from torch import Tensor
 from rlplat.errors import EnvError, UsageError
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.gym_spaces import ObsPart, obs_parts, space_spec
-from rlplat.rl.envs.tensors.contract import attribute, require_tensor_env
+from rlplat.rl.envs.tensors.contract import attribute, of_reset, of_step, require_tensor_env
 from rlplat.rl.seeding import number_of
 from rlplat.rl.spaces import ActionSpec
 
@@ -65,17 +65,18 @@ class TensorEnvs:
 
     def reset(self, seed: np.random.SeedSequence) -> Tensors:
         """New episodes everywhere -> [B, ...]"""
-        obs, _ = self._call(lambda: self.raw.reset(seed=number_of(seed) >> 32), "reset()")
-        return self._read(obs, "observations")
+        result = self._call(lambda: self.raw.reset(seed=number_of(seed) >> 32), "reset()")
+        return self._read(of_reset(result, self.name), "observations")
 
     def step(self, actions: Tensor) -> TensorStep:
         """actions: [B, ...], as the policy's distribution gave them; a Box is clipped to its bounds here."""
         raw_actions = self._to_raw(actions)
         self.num_steps += 1
-        obs, rewards, terminated, truncated, info = self._call(lambda: self.raw.step(raw_actions), "step()")
+        result = self._call(lambda: self.raw.step(raw_actions), "step()")
+        obs, rewards, terminated, truncated, info = of_step(result, self.name)
         terminated, truncated = self._row(terminated, "terminated").bool(), self._row(truncated, "truncated").bool()
         ended = terminated | truncated
-        final = info.get("final_obs", info.get("final_observation")) if isinstance(info, Mapping) else None
+        final = info.get("final_obs", info.get("final_observation"))
         return TensorStep(
             self._read(obs, "observations"),
             self._row(rewards, "rewards").float(),
@@ -86,8 +87,8 @@ class TensorEnvs:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Of the environment, as numpy arrays."""
-        return {name: as_tensor(each, name).numpy(force=True) for name, each in self.raw.get_state().items()}
+        """Of the environment, as numpy arrays of their own."""
+        return {name: host_copy(each, name) for name, each in self.raw.get_state().items()}
 
     def set_state(self, state: Mapping[str, Any]) -> Tensors:
         """-> the observations there, [B, ...]"""
@@ -157,8 +158,17 @@ def as_tensor(found: Any, what: str) -> Tensor:
         return found
     if not hasattr(found, "__dlpack__"):
         raise UsageError(f"{what} are a {type(found).__name__}: give torch tensors, or arrays that speak DLPack")
-    tensor: Tensor = torch.utils.dlpack.from_dlpack(found)
+    try:
+        tensor: Tensor = torch.utils.dlpack.from_dlpack(found)
+    except (BufferError, RuntimeError, TypeError) as error:
+        what = f"{what} are a {type(found).__name__} of {getattr(found, 'dtype', 'an unknown dtype')}"
+        raise UsageError(f"{what}, of which torch makes no tensor ({error}): give torch tensors") from None
     return tensor
+
+
+def host_copy(found: Any, what: str) -> Any:
+    """A numpy array of its own: the environment may write its next tensors into the same memory."""
+    return as_tensor(found, what).detach().to("cpu", copy=True).numpy()
 
 
 def _action_converter(space: Any, spec: ActionSpec, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -177,10 +187,8 @@ def _action_converter(space: Any, spec: ActionSpec, device: torch.device) -> Cal
     return lambda actions: actions.reshape(-1, *shape).clamp(low, high)
 
 
-def _means(info: Any, ended: Tensor) -> dict[str, Tensor]:
+def _means(info: Mapping[str, Any], ended: Tensor) -> dict[str, Tensor]:
     """`TensorStep.means` out of what simulators tell."""
-    if not isinstance(info, Mapping):
-        return {}
     one = torch.ones((), device=ended.device)
     found: dict[str, Tensor] = {}
     if isinstance(log := info.get("log"), Mapping):  # Isaac Lab: means over what was reset last

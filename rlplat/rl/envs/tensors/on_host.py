@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplat.rl.envs.tensors.contract import attribute, require_tensor_env
-from rlplat.rl.envs.tensors.env import as_tensor
+from rlplat.errors import EnvError, UsageError
+from rlplat.rl.envs.tensors.contract import attribute, of_reset, of_step, require_tensor_env
+from rlplat.rl.envs.tensors.env import host_copy
 from rlplat.rl.interfaces import Array
 
 
@@ -22,34 +23,37 @@ class OnHost:
 
     def __init__(self, raw: Any, name: str) -> None:
         require_tensor_env(raw, name)
-        self.raw = raw
+        self.raw, self._name = raw, name
         self.num_envs, self.device = int(attribute(raw, "num_envs")), str(torch.device(attribute(raw, "device")))
         self.single_observation_space = attribute(raw, "single_observation_space")
         self.single_action_space = attribute(raw, "single_action_space")
         self._obs: Any = None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self._obs = _arrays(self.raw.reset(seed=seed)[0])
+        self._obs = self._arrays(of_reset(self.raw.reset(seed=seed), self._name))
         return self._obs, {}
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        obs, rewards, terminated, truncated, info = self.raw.step(torch.as_tensor(actions, device=self.device))
+        result = self.raw.step(torch.as_tensor(actions, device=self.device))
+        obs, rewards, terminated, truncated, info = of_step(result, self._name)
         # Where it is not told, that of a step before stands for an episode's last one.
         final = info.get("final_obs", info.get("final_observation"))
-        before, self._obs = self._obs, _arrays(obs)
-        ends = {"final_obs": before if final is None else _arrays(final)}
-        ended = [_arrays(each).astype(np.bool_) for each in (terminated, truncated)]
-        return self._obs, _arrays(rewards).astype(np.float32), ended[0], ended[1], ends
+        before, self._obs = self._obs, self._arrays(obs)
+        ends = {"final_obs": before if final is None else self._arrays(final)}
+        ended = [self._arrays(each).astype(np.bool_) for each in (terminated, truncated)]
+        return self._obs, self._arrays(rewards).astype(np.float32), ended[0], ended[1], ends
 
     def close(self) -> None:
         if callable(close := attribute(self.raw, "close")):
             close()
 
-
-def _arrays(tensors: Any) -> Any:
-    """numpy arrays in the same structure."""
-    if isinstance(tensors, Mapping):
-        return {key: _arrays(each) for key, each in tensors.items()}
-    if isinstance(tensors, tuple | list):
-        return tuple(_arrays(each) for each in tensors)
-    return as_tensor(tensors, "what it gives").numpy(force=True)
+    def _arrays(self, tensors: Any) -> Any:
+        """numpy arrays in the same structure."""
+        if isinstance(tensors, Mapping):
+            return {key: self._arrays(each) for key, each in tensors.items()}
+        if isinstance(tensors, tuple):
+            return tuple(self._arrays(each) for each in tensors)
+        try:
+            return host_copy(tensors, "what it gives")
+        except UsageError as error:
+            raise EnvError(f"{self._name}: {error}") from None
