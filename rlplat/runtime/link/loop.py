@@ -376,8 +376,8 @@ class IoLoop:
 
     def _serve(self) -> None:
         while not self.is_closed and self.failure is None:
-            if self._num_users and self._has_leader:
-                # A user thread waits for input: it serves everybody, and wakes us when it has some.
+            if self._num_users and self._has_leader and self._clock() >= self._last_use + _STANDBY_S:
+                # A user thread waits for input, and for long: it serves everybody, and wakes us when it has some.
                 self._background_sleeps = True
                 self._background_wakes.wait()
                 self._background_sleeps = False

@@ -137,6 +137,20 @@ def test_the_background_thread_looks_before_it_sleeps_alone(loop: IoLoop) -> Non
     assert was_heard.wait(10)
 
 
+def test_short_waits_one_after_another_do_not_wake_the_background_thread(loop: IoLoop) -> None:
+    """It keeps its beat beside them: woken by each, it would fight for the lock with whoever calls and waits."""
+    woken = []
+    notify = loop._background_wakes.notify
+    loop._background_wakes.notify = lambda n=1: (woken.append(n), notify(n))[1]  # type: ignore[method-assign]
+    loop.start()
+    for _ in range(200):
+        with loop.lock:
+            loop.enter()
+            loop.pump(0.001)
+            loop.leave()
+    assert len(woken) < 50
+
+
 def test_who_waits_when_it_is_closed_reads_nothing_more() -> None:
     """The numbers of its descriptors may be another's by then."""
     loop = IoLoop(SilentTransport(), spin=False, handlers={}, chores=Chores())  # type: ignore[arg-type]
