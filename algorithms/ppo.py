@@ -14,7 +14,7 @@ a switch in `PPOConfig`:
 - Adam with epsilon 1e-5 (c3), learning rate and clip range may anneal (c4), gradients clipped by global norm (c11);
 - advantages are generalised (c5, Schulman et al. 2016) and normalised in each minibatch (c7), not over the batch;
 - the value loss may be clipped like the policy's (c9); off by default: no benefit was found for it;
-- a cut-off episode (time limit) bootstraps from its last observation; the paper's code took it for a termination;
+- a cut-off episode bootstraps from its last observation; the paper's code took it for a termination (`time_limits`);
 - rewards by sign (a6) or scaled by the deviation of the return (m: 8, 9), observations normalised (m: 6, 7), in all
   algorithms of this kind (`OnPolicyConfig`);
 - an update may stop early when the policy has moved too far (`target_kl`), or change the learning rate so that it
@@ -80,6 +80,9 @@ class PPOConfig(OnPolicyConfig, AdamWConfig):
     """Samples per gradient step; a round is cut into equal parts of about this size."""
     gae_lambda: Share = 0.95
     """lambda of generalised advantage estimation (c5): 0 trusts the critic alone, 1 the rewards alone."""
+    time_limits: Literal["bootstrap", "end"] = "bootstrap"
+    """Where an episode is cut off, bootstrap: by the value of its last observation; end: nothing follows, as in CleanRL
+    and MAPPO's code, for short limits that belong to the task: what lies beyond them the critic has never learnt."""
 
     clip_range: ClipRange = 0.2
     """epsilon: how far the probability ratio may move from 1 before its gradient is cut."""
@@ -223,9 +226,10 @@ class PPOLearner(OnPolicyLearner[PPOConfig]):
             return self.publish_learnt(rollout)
 
         # Line 4: "compute advantage estimates A_1 .. A_T".
-        rollout.advantages, rollout.returns = gae(
-            **rollout.steps, discount=config.discount, gae_lambda=config.gae_lambda
-        )
+        steps = rollout.steps
+        if config.time_limits == "end":
+            steps["terminated"] = steps["terminated"] | steps["truncated"]
+        rollout.advantages, rollout.returns = gae(**steps, discount=config.discount, gae_lambda=config.gae_lambda)
         bonus_figures: dict[str, float] = {}
         if self.rnd is not None:
             advantages, bonus_figures = self.rnd.learn(rollout.batch, config)

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import rlplat
 from rlplat.algorithms.a3c import A3C, A3CConfig
 from rlplat.algorithms.ppo import PPO, PPOConfig
 
@@ -63,6 +64,40 @@ def test_state_dependent_exploration_learns() -> None:
     }
     assert returns(**settings, env_steps=1_000) < -2.0
     assert returns(**settings, env_steps=15_000) > -0.5
+
+
+class Cut(gymnasium.Env[Any, Any]):
+    """Each step pays 1, and the limit is two of them: what is seen is how many there were."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 2.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._time = 0
+        return np.float32([0.0]), {}
+
+    def step(self, action: Any) -> Any:
+        self._time += 1
+        return np.float32([self._time]), 1.0, False, self._time == 2, {}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_beyond_a_time_limit_that_is_an_end_nothing_is_worth_anything(backend: str) -> None:
+    """V = 1 + 0.5, then 1. Where it bootstraps the critic says what two steps are worth that it never saw: more."""
+    values = {}
+    for limits in ("bootstrap", "end"):
+        settings: dict[str, Any] = {"time_limits": limits, "discount": 0.5, "gae_lambda": 0.5, "learning_rate": 1e-2}
+        settings |= {"rollout_length": 32, "minibatch_size": 64, "learner": {"backend": backend}}
+        config = PPOConfig(env=Cut, num_rollout_workers=0, seed=1, **settings)
+        with PPO(config) as ppo:
+            for _ in range(15):
+                ppo.step()
+            policy = PPO.make_policy(config.model_dump(), ppo.spaces, np.random.SeedSequence(0))
+            policy.set_weights(rlplat.get(ppo.weights())[1])
+        values[limits] = policy.values(np.float32([[0.0], [1.0]]))
+    np.testing.assert_allclose(values["end"], [1.5, 1.0], atol=0.02)
+    assert (values["bootstrap"] > values["end"] + 0.1).all(), values
 
 
 def hundredfold() -> Any:

@@ -412,6 +412,7 @@ class PPOSettings(OnPolicySettings, total=False):
     num_epochs: int
     minibatch_size: int
     gae_lambda: float
+    time_limits: Literal["bootstrap", "end"]
     clip_range: ScheduleSetting
     clip_value_loss: bool
     entropy_coef: ScheduleSetting
@@ -512,6 +513,7 @@ class AnySettings(AnyDQNSettings, AnyTD3Settings, AnySACSettings, RecordedSettin
     model_replay_capacity: int
     real_share: float
     minibatch_size: int
+    time_limits: Literal["bootstrap", "end"]
     clip_value_loss: bool
     normalize_value: bool
     target_kl: float | None
