@@ -36,6 +36,8 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 class Actor(nn.Module):
     """float32[N, F] -> float32[N, 2 A], means and log deviations, or float32[N, A], actions before tanh."""
 
+    columns: Tensor | None
+
     def __init__(self, spec: PolicySpec, actor: ActorSpec, *, is_alone: bool = False) -> None:
         """is_alone: features are of what it sees itself; else of all observations, of which it takes its own."""
         super().__init__()
@@ -45,9 +47,10 @@ class Actor(nn.Module):
         self.images = nn.ModuleList(images)
         self._numbers = {path: leaf for path, leaf in leaves.items() if path not in spec.encoders}
         self.num_features: int = num_features(self._numbers) + sum(each.num_features for each in images)
-        self._own = OwnFeatures(self.num_features, leaves, spec.actor)
+        columns = own_columns(self.num_features, leaves, spec.actor)
+        self.register_buffer("columns", columns, persistent=False)
         own = MLPEncoder if actor.renorm is None else partial(RenormedEncoder, actor.renorm)
-        self.encoder = own(self._own.num_features, spec)
+        self.encoder = own(self.num_features if columns is None else len(columns), spec)
         self.head = nn.Linear(self.encoder.num_features, actor.num_outputs(spec))
 
     def features(self, obs: TensorObs) -> Tensor:
@@ -58,30 +61,20 @@ class Actor(nn.Module):
         return torch.cat(parts, dim=1)
 
     def forward(self, features: Tensor) -> Tensor:
-        outputs: Tensor = self.head(self.encoder(self._own(features)))
+        outputs: Tensor = self.head(self.encoder(features if self.columns is None else features[:, self.columns]))
         return outputs
 
 
-class OwnFeatures(nn.Module):
-    """Of the features of observations, those of a group of them (`policy.obs_groups`): float32[N, F] -> float32[N, K].
-    Images, whose features come first, are of every group."""
-
-    columns: Tensor
-
-    def __init__(self, num_features: int, leaves: Mapping[str, ObsSpec], group: PolicySpec) -> None:
-        """leaves: the observations by path; group: what is seen of them."""
-        super().__init__()
-        seen, numbers = obs_leaves(group.obs), {p: leaf for p, leaf in leaves.items() if p not in group.encoders}
-        start = num_features - sum(leaf.num_features for leaf in numbers.values())
-        columns = list(range(start))
-        for path, leaf in numbers.items():
-            columns += range(start, start + leaf.num_features) if path in seen else ()
-            start += leaf.num_features
-        self.num_features, self._are_all = len(columns), len(columns) == num_features
-        self.register_buffer("columns", torch.tensor(columns), persistent=False)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features if self._are_all else features[:, self.columns]
+def own_columns(num_features: int, leaves: Mapping[str, ObsSpec], group: PolicySpec) -> Tensor | None:
+    """int64[K]: of the features of observations (`leaves`, by path) those of a group of them (`policy.obs_groups`), or
+    None: all. Images, whose features come first, are of every group."""
+    seen, numbers = obs_leaves(group.obs), {path: leaf for path, leaf in leaves.items() if path not in group.encoders}
+    start = num_features - sum(leaf.num_features for leaf in numbers.values())
+    columns = list(range(start))
+    for path, leaf in numbers.items():
+        columns += range(start, start + leaf.num_features) if path in seen else ()
+        start += leaf.num_features
+    return None if len(columns) == num_features else torch.tensor(columns)
 
 
 def random_shift(images: Tensor, layout: str, pad: int, generator: torch.Generator) -> Tensor:
@@ -148,6 +141,7 @@ class Critics(nn.Module):
     """(features float32[N, F], actions float32[N, A]) -> float32[K, N], the values by K `Critic`s, or float32[K, N, M],
     M quantiles of their distributions."""
 
+    columns: Tensor | None
     names = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
     first: Critic
 
@@ -160,15 +154,16 @@ class Critics(nn.Module):
         renorm: Renorm | None = None,
     ) -> None:
         super().__init__()
-        self._own = OwnFeatures(num_features, obs_leaves(spec.obs), spec.critic)
-        size = self._own.num_features
+        columns = own_columns(num_features, obs_leaves(spec.obs), spec.critic)
+        self.register_buffer("columns", columns, persistent=False)
+        size = num_features if columns is None else len(columns)
         self._members = [Critic(spec, size, num_quantiles, renorm) for _ in range(num_critics)]
         for name, critic in zip(self.names, self._members, strict=False):
             self.add_module(name, critic)
 
     def inputs(self, features: Tensor, actions: Tensor) -> Tensor:
         """What each of them takes."""
-        return torch.cat([self._own(features), actions], dim=-1)
+        return torch.cat([features if self.columns is None else features[:, self.columns], actions], dim=-1)
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
         inputs = self.inputs(features, actions)
