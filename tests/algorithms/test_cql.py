@@ -168,5 +168,5 @@ def test_discrete_actions_are_not_for_it(tmp_path: Path) -> None:
     ):
         w.add(Episodes(np.zeros((2, 4), np.float32), *map(np.array, ([1], np.ones(1, np.float32), [1], [True]))))
         w.close()
-    with pytest.raises(UsageError, match="CQL decides continuous actions"):
+    with pytest.raises(UsageError, match=r"CQL decides continuous actions.*use IQL: rlplat train --algo iql"):
         CQL(CQLConfig(data=str(tmp_path / "d")))

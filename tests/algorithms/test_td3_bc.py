@@ -120,5 +120,5 @@ def test_bad_input_is_answered(weak: Path, tmp_path: Path) -> None:
     with make_vector_env("CartPole-v1", 1) as env, DataWriter(tmp_path / "d", env="CartPole-v1", spaces=env.spec) as w:
         w.add(Episodes(np.zeros((2, 4), np.float32), *map(np.array, ([1], np.ones(1, np.float32), [1], [True]))))
         w.close()
-    with pytest.raises(UsageError, match="TD3_BC decides continuous actions"):
+    with pytest.raises(UsageError, match=r"TD3_BC decides continuous actions.*use IQL: rlplat train --algo iql"):
         TD3BC(TD3BCConfig(data=str(tmp_path / "d")))

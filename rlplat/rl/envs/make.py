@@ -246,6 +246,11 @@ def _not_gymnasium(env: Any) -> str:
     """The cure where it is of another package's kind, or the empty string."""
     if any(base.__name__ == "MultiAgentEnv" for base in type(getattr(env, "unwrapped", env)).__mro__):
         return BY_AGENT
+    if hasattr(env, "possible_agents"):
+        return (
+            "a PettingZoo environment of several agents, which ppo, mappo and dqn train; `rlplat check-env`, or "
+            "rlplat.rl.multi_agent.check.check_any_env, looks for its mistakes"
+        )
     if hasattr(env, "step_async") and hasattr(env, "step_wait") and not is_vector_env(env):
         return (
             "a vector environment of Stable-Baselines3 is not one of gymnasium; give the environment that it is made "

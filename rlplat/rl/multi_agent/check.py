@@ -11,7 +11,8 @@ import numpy as np
 from rlplat.errors import EnvError, EnvNotFound, MissingExtra, UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.class_path import forget_changed
-from rlplat.rl.envs.check import SEED, EnvReport, apart, check_env_here
+from rlplat.rl.env_objects import env_name
+from rlplat.rl.envs.check import COMMAND_STEPS, SEED, EnvReport, apart, check_env_here
 from rlplat.rl.envs.own_process import Beat
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.multi_agent.games import is_multi_agent, make_game
@@ -42,10 +43,16 @@ class GamesReport(EnvReport):
 
 
 def check_any_env(
-    name: str, env_kwargs: dict[str, Any], *, steps: int, step_timeout_s: float, reset_timeout_s: float
+    name: Any,
+    env_kwargs: dict[str, Any] | None = None,
+    *,
+    steps: int = COMMAND_STEPS,
+    step_timeout_s: float = 60.0,
+    reset_timeout_s: float | None = None,
 ) -> EnvReport:
     """`check_env`, for environments of several agents too, in a process of its own."""
-    limits = Limits(step_timeout_s, reset_timeout_s)
+    name, env_kwargs = env_name(name), env_kwargs or {}
+    limits = Limits(step_timeout_s, reset_timeout_s or step_timeout_s)
 
     def look(beat: Beat) -> EnvReport:
         beat("the import of its module")

@@ -96,6 +96,6 @@ class RecordedControl(DataRing[AnyConfig]):
     """The ring; a subclass writes `name`, `config_class`, `learner_class`, `losses` and `make_policy`."""
 
     def check_spaces(self) -> None:
-        require_bounded(self.spaces, self.config.env, self.name)
+        require_bounded(self.spaces, self.config.env, self.name, "iql")
         if self.config.normalize_observations:
             require_normalizable(self.spaces.obs)

@@ -148,17 +148,16 @@ class ActionScale:
         return scaled
 
 
-def require_bounded(spaces: SpaceSpec, env: str, algo: str) -> None:
-    """Raises UsageError where actions are not a bounded Box: it names who takes them."""
+def require_bounded(spaces: SpaceSpec, env: str, algo: str, instead: str = "") -> None:
+    """Raises UsageError where actions are not a bounded Box: it names who takes them. instead: an algorithm that does,
+    where dqn and ppo are no choice."""
     action, name = spaces.action, algo.upper()
+    use = instead or ("dqn" if action.kind == "discrete" else "ppo")
+    command = f"use {use.upper()}: rlplat train --algo {use} --env {shlex.quote(env)}"
     if action.kind != "box":
-        use = "dqn" if action.kind == "discrete" else "ppo"
-        raise UsageError(
-            f"{name} decides continuous actions (Box), but {env} has actions {action}; use {use.upper()}: rlplat train "
-            f"--algo {use} --env {shlex.quote(env)}"
-        )
+        raise UsageError(f"{name} decides continuous actions (Box), but {env} has actions {action}; {command}")
     if not np.isfinite([*action.low, *action.high]).all():
         raise UsageError(
             f"{name} scales its actions to their bounds, but {env} has actions {action}; give its Box finite bounds, "
-            f"or use PPO: rlplat train --algo ppo --env {shlex.quote(env)}"
+            f"or {command}"
         )

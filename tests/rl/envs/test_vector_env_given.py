@@ -78,6 +78,18 @@ def test_dicts_by_agent_are_named_with_the_cure(env: Any) -> None:
         PPO(PPOConfig(env=env, **SMALL))
 
 
+def test_several_agents_are_named_and_checked_from_python_too() -> None:
+    """Their spaces are methods, which were called no spaces."""
+    pytest.importorskip("pettingzoo")
+    from rlplat.rl.envs.diagnostic_multi_agent import Rendezvous
+    from rlplat.rl.multi_agent.check import check_any_env
+
+    assert "several agents" in str(check_env(Rendezvous, steps=5)) and "space" not in check_env(Rendezvous).lines[0]
+    for env in (Rendezvous, lambda: Rendezvous()):
+        report = check_any_env(env, steps=20)
+        assert report.is_sound and report.steps == 20 and "agents" in report.head
+
+
 def test_a_vector_environment_of_stable_baselines3_is_named() -> None:
     class VecEnv:
         num_envs = 2
