@@ -24,7 +24,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from rlplat.errors import ConfigError
 from rlplat.serve.deployments import DeploymentOptions
-from rlplat.serve.http.connection import State, WebSocketConnection
+from rlplat.serve.http.connection import State, WebSocketConnection, without_other_upgrades
 from rlplat.serve.http.held import Body, Held
 from rlplat.serve.http.requests import application
 from rlplat.serve.http.server import HttpServer
@@ -449,6 +449,21 @@ def test_a_body_has_a_limit_and_all_of_them_together(served: Any) -> None:
     assert answer.startswith(b"HTTP/1.1 413 ") and b"larger than 999 bytes (max_body_bytes)" in answer
     answer = b"".join(writes(served, POST, later=[1000 * b"a" + get()], max_body_bytes=999).writes)
     assert answer.startswith(b"HTTP/1.1 413 ") and b"HTTP/1.1 200 OK" in answer
+
+
+def test_a_body_arrives_where_the_client_would_rather_speak_http2() -> None:
+    """Java's HttpClient asks for h2c with its first request; a server without it answers as if it had not."""
+    wish = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+    body = b"\r\nUpgrade: h2c\r\n\r\n"
+    head = f"POST / HTTP/1.1\r\nhost: localhost\r\n{wish}content-length: {len(body)}\r\n\r\n".encode()
+
+    async def echo(request: Any) -> str:
+        return (await request.body()).hex()
+
+    for parts in ([head + body], [head, body], [head[:30], head[30:] + body[:4], body[4:]]):
+        answer = b"".join(writes(echo, parts[0], later=parts[1:]).writes)
+        assert answer.startswith(b"HTTP/1.1 200 OK") and answer.endswith(body.hex().encode())
+    assert without_other_upgrades(get("upgrade: WebSocket")) == get("upgrade: WebSocket")
 
 
 def test_a_body_that_is_refused_makes_room_at_once() -> None:

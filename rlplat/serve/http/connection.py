@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -36,6 +37,14 @@ MAX_IDLE_FRAMES = 200
 """Pings, pongs and empty frames that a WebSocket takes in a second; it is closed behind them."""
 _FRAGMENT_BYTES = 64
 """Of an object for each."""
+_OTHER_UPGRADE = re.compile(rb"(?i)(?<=\n)upgrade(?=:(?![^\r\n]*websocket))")
+
+
+def without_other_upgrades(data: bytes) -> bytes:
+    """The head of a request without what HTTP/1.1 lets a server ignore: Java's HttpClient asks for `Upgrade: h2c`, and
+    httptools then takes the body for another protocol's. data: which begins with a head, or in one."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _OTHER_UPGRADE.sub(b"ignored", head) + end + rest
 
 
 class State(ServerState):
@@ -106,6 +115,8 @@ class Connection(_CutsOff, HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         was_in_head = self._is_in_head
+        if b"pgrade:" in data and not self._is_in_body:
+            data = without_other_upgrades(data)
         super().data_received(data)
         if was_in_head and self._is_in_head:  # of one header's value, perhaps
             self._read_bytes += len(data)
