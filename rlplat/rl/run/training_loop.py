@@ -284,13 +284,17 @@ def train_layers(
         directory = user_path(resume)
         if out is not None and user_path(out) != directory:
             raise ConfigError(f"--resume {directory} continues in that directory; omit --out")
-        plan = _plan_of_run(directory, layers, algo, config, planned)
+        plan, other_seed = _plan_of_run(directory, layers, algo, config, planned)
         checkpoint, refused = latest_valid(directory)
         plan.notes += [f"warning: {line}" for line in refused]
         if checkpoint is None:
             raise CheckpointError("\n".join([*refused, f"no checkpoint in {directory} to resume from"]))
         if finished := _finished(plan, directory, checkpoint):
+            if other_seed:
+                raise ConfigError(other_seed)
             return finished
+        if other_seed:
+            plan.notes.append(f"warning: {other_seed}")
         plan.notes.append(f"resuming {shown(directory)} at {checkpoint.info.env_steps:,} env steps")
     else:
         plan = plan_training(algo, config, layers)
@@ -338,9 +342,9 @@ def _require_code(plan: TrainingPlan) -> None:
 
 def _plan_of_run(
     directory: Path, layers: Sequence[Layer], algo: str | None, config: Any, planned: TrainingPlan | None
-) -> TrainingPlan:
-    """The run's own config.yaml under the layers, or what is planned already; what the weights depend on cannot
-    change."""
+) -> tuple[TrainingPlan, str]:
+    """The run's own config.yaml under the layers, or what is planned already, and what to say if that has another seed.
+    What the weights depend on cannot change."""
     if config is not None:
         raise ConfigError("--resume takes the run's own config.yaml; omit the config file")
     saved = directory / "config.yaml"
@@ -374,7 +378,9 @@ def _plan_of_run(
             f"framework {frameworks[0]} -> {frameworks[1]}: weights, the optimizer's moments and counters continue "
             "exactly; the sampling of actions starts again"
         )
-    return plan
+    was, now = (getattr(config, "seed", None) for config in (before, plan.config))
+    told = f"the run in {shown(directory)} began with seed {was}, not {now}: give each seed an --out of its own"
+    return plan, "" if planned is None or was == now else told
 
 
 def _finished(plan: TrainingPlan, directory: Path, checkpoint: Checkpoint) -> TrainedRun | None:

@@ -49,6 +49,17 @@ def test_what_the_weights_depend_on_cannot_change(tmp_path: Path) -> None:
         train("es", "CartPole-v1", out=tmp_path / "run", resume="auto")
 
 
+def test_the_run_of_another_seed_is_no_run_of_this_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where the tasks of a SLURM array share one --out: the second found everything done, and trained nothing."""
+    call(tmp_path / "run", 16, seed=1)
+    with pytest.raises(ConfigError, match=r"began with seed 1, not 2: give each seed an --out of its own"):
+        call(tmp_path / "run", 16, seed=2)
+    assert call(tmp_path / "run", 16, seed=1).num_iterations == 0
+    assert call(tmp_path / "run", 32, seed=2).num_iterations > 0
+    assert "warning: the run in" in capsys.readouterr().err
+    assert train(resume=tmp_path / "run", seed=3).num_iterations == 0, "said by hand, it is meant"
+
+
 def test_without_a_place_or_in_one_that_holds_something_else_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--resume auto needs --out"):
         train("ppo", "CartPole-v1", resume="auto")
