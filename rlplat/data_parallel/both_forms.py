@@ -63,7 +63,6 @@ class Trainer:
         """Run the function to its end."""
         result = self._begun()
         with self._open_runtime():
-            self.settings.check_against_cluster()
             for report in self.reports(self.config, result.state, len(result.history)):
                 del result.history[report.number - 1 :]  # those that were lost with their ranks
                 result.history.append(report.metrics)
@@ -104,13 +103,13 @@ class Trainer:
                         if num_now is None:
                             pending = group.start("advance")
                         yield Report(reported, metrics, new_state, num_restarts)
-                say_grown(num_now, f"report {number}, the last checkpoint")
+                _say_from(f"room for {num_now} ranks", f"report {number}, the last checkpoint")
             except RanksLost as lost:
                 num_restarts += 1
                 num_in_a_row += 1
                 if num_in_a_row > self.settings.max_failures:
                     raise
-                say_lost(lost, f"report {number}, the last checkpoint" if state is not None else "the beginning")
+                _say_from(lost, f"report {number}, the last checkpoint" if state is not None else "the beginning")
 
     # ---------------------------------------------------------------- epoch by epoch
 
@@ -186,9 +185,28 @@ class Trainer:
         self._on_ranks("ready")
 
     @classmethod
-    def as_trainable(cls, *form: Any, **settings: Any) -> Any:
+    def as_trainable(cls, *form: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> Any:
         """For `tune.run`: the arguments of a trainer, whose config each trial completes."""
-        return trainable_of(cls, form, settings)
+
+        def trial(of_trial: dict[str, Any], report: Any) -> Iterator[Any]:
+            # A trial whose ranks are lost is tune's to repeat, from its last checkpoint.
+            own = {"seed": report.seed, **settings, "max_failures": 0, "config": {**(config or {}), **of_trial}}
+            one: Trainer = cls(*form, **own)
+            if one.train_loop is not None:
+                for each in one.reports(one.config, report.checkpoint, report.step):
+                    yield each.metrics if each.state is None else (each.metrics, each.state)
+                return
+            with one:
+                if report.checkpoint is not None:
+                    one.load_encoded(report.checkpoint)
+                while True:
+                    stats = one.train()
+                    if one.has_validation():
+                        stats |= one.validate()
+                    yield stats, one.current_state()
+
+        trial.leaves_gpus = True  # type: ignore[attr-defined]
+        return trial
 
     # ---------------------------------------------------------------- the group of ranks
 
@@ -196,7 +214,6 @@ class Trainer:
         self._state = self._begun().state
         self._runtime.enter_context(self._open_runtime())
         try:
-            self.settings.check_against_cluster()
             self._on_ranks("ready")
         except BaseException:
             self.shutdown()
@@ -209,7 +226,7 @@ class Trainer:
             self._keep_state(state)
             self._close_group()
             self._num_now = num_now
-            say_grown(num_now, f"the end of epoch {state['user']['epoch']}")
+            _say_from(f"room for {num_now} ranks", f"the end of epoch {state['user']['epoch']}")
 
     def _on_ranks(self, method: str, *arguments: Any) -> list[Any]:
         """The answers of all ranks; another group does it where this one is lost."""
@@ -222,7 +239,7 @@ class Trainer:
                 if self._losses_in_a_row > self.settings.max_failures:
                     raise
                 done = self._state["user"]["epoch"] if self._state else 0
-                say_lost(lost, f"the end of epoch {done}" if done else "the beginning")
+                _say_from(lost, f"the end of epoch {done}" if done else "the beginning")
             except BaseException:
                 self._close_group()  # the ranks are no longer at the same place
                 raise
@@ -242,7 +259,7 @@ class Trainer:
         return self._group
 
     def _open_group(self, num_now: int | None = None) -> RankGroup:
-        return self.settings.open_group(self.program, self._options, num_now)
+        return RankGroup(self.program, self.settings, self._options, num_now)
 
     def _close_group(self) -> None:
         group, self._group = self._group, None
@@ -297,35 +314,5 @@ class Trainer:
             )
 
 
-def say_lost(lost: RanksLost, place: str) -> None:
-    say(f"{lost}; training continues from {place}")
-
-
-def say_grown(num_ranks: int, place: str) -> None:
-    say(f"room for {num_ranks} ranks; training continues from {place}")
-
-
-def trainable_of(trainer: Callable[..., Any], form: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:
-    """A generator function f(config, report) for `tune.run`; trainer: the class, with its arguments but the config."""
-    base = dict(settings)
-    config_of_all = dict(base.pop("config", {}))
-
-    def trial(config: dict[str, Any], report: Any) -> Iterator[Any]:
-        # A trial whose ranks are lost is tune's to repeat, from its last checkpoint.
-        own = {"seed": report.seed, **base, "max_failures": 0}
-        one = trainer(*form, config={**config_of_all, **config}, **own)
-        if one.train_loop is not None:
-            for each in one.reports(one.config, report.checkpoint, report.step):
-                yield each.metrics if each.state is None else (each.metrics, each.state)
-            return
-        with one:
-            if report.checkpoint is not None:
-                one.load_encoded(report.checkpoint)
-            while True:
-                stats = one.train()
-                if one.has_validation():
-                    stats |= one.validate()
-                yield stats, one.current_state()
-
-    trial.leaves_gpus = True  # type: ignore[attr-defined]
-    return trial
+def _say_from(why: object, place: str) -> None:
+    say(f"{why}; training continues from {place}")

@@ -1,6 +1,6 @@
 """`RankGroup`: actors that are the ranks of one group, placed together, and told to do the same thing at once.
 
-    with RankGroup(program, sizes, demand, ...) as group:
+    with RankGroup(program, settings, options) as group:
         group.call("begin", train_loop, config)
         turns = group.call("advance")                # of all ranks; raises what `failures.verdict` says
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from rlplat.data_parallel.failures import (
     verdict,
 )
 from rlplat.data_parallel.rank import Rank, RankSettings, Turn
+from rlplat.data_parallel.settings import TrainerSettings
 from rlplat.errors import ConfigError, InfeasibleResources, RlplatError, RuntimeFault, TaskError, UsageError
 
 if TYPE_CHECKING:
@@ -40,30 +42,21 @@ END_S = 5.0
 """How long ranks that are idle may take to end in order, before they are killed."""
 PROBE_S = 1.0
 """How long the room that seems to be free for more ranks may take to be reserved."""
-PLACE_S = 60.0
-"""How long resources that exist may be in use by others before the group is given up, or is made smaller."""
 
 
 class RankGroup:
     def __init__(
         self,
         program: str,
-        num_ranks: tuple[int, int],
-        demand: dict[str, float],
-        *,
-        seed: int,
-        hang_timeout_s: float,
+        settings: TrainerSettings,
         options: dict[str, Any],
-        patience_s: float = PLACE_S,
         num_now: int | None = None,
     ) -> None:
-        """num_ranks: at least and at most; demand: resources of each, by the cluster's names.
-
-        patience_s: how long to wait for room for `num_now` of them (None: the most), before fewer are taken.
-        """
-        self._least, self._most = num_ranks
-        self._demand = demand
-        self._hang_timeout_s = hang_timeout_s
+        """program: what each rank runs, "module:class"; options: of its framework; num_now: ranks to wait for, None:
+        the most."""
+        self._least, self._most = settings.num_ranks
+        self._demand = demand = settings.demand
+        self._hang_timeout_s = settings.hang_timeout_s
         self._own_group: PlacementGroup | None = None
         self._ranks: list[ActorHandle] = []
         self._is_idle = False
@@ -74,23 +67,24 @@ class RankGroup:
                 "one: num_workers=1, or another backend"
             )
         try:
-            places = self._reserve(demand, num_now or self._most, patience_s)
-            settings: dict[str, Any] = {
-                "world_size": len(places),
-                "full_size": self._most,
-                "num_cpus": demand.get("CPU", 0.0),
-                "use_gpu": bool(demand.get("GPU")),
-                "seed": seed,
-                "hang_timeout_s": hang_timeout_s,
-                "options": options,
-            }
+            places = self._reserve(demand, num_now or self._most, settings.place_timeout_s)
+            of_all = RankSettings(
+                rank=0,
+                world_size=len(places),
+                full_size=self._most,
+                num_cpus=demand.get("CPU", 0.0),
+                use_gpu=bool(demand.get("GPU")),
+                seed=settings.seed,
+                hang_timeout_s=settings.hang_timeout_s,
+                options=options,
+            )
             remote = rlplat.remote(Rank).options(
                 num_cpus=demand.get("CPU", 0.0),
                 num_gpus=demand.get("GPU", 0),
                 resources={name: amount for name, amount in demand.items() if name not in ("CPU", "GPU")},
             )
             for rank, place in enumerate(places):
-                self._ranks.append(remote.options(**place).remote(program, RankSettings(rank=rank, **settings)))
+                self._ranks.append(remote.options(**place).remote(program, replace(of_all, rank=rank)))
             if len(places) > 1:
                 self._meet()
         except BaseException:
@@ -122,9 +116,10 @@ class RankGroup:
         total = rlplat.cluster_resources()
         for name, amount in demand.items():
             if amount * self._least > total.get(name, 0.0):
+                less = "use_gpu=False" if name == "GPU" else "resources={...} with less of it"
                 raise InfeasibleResources(
-                    f"{self._least} ranks take {amount * self._least:g} {name}, and the cluster has "
-                    f"{total.get(name, 0.0):g}: fewer num_workers, or less of it for each"
+                    f"num_workers={self._least} ranks take {amount * self._least:g} {name}, and the cluster has "
+                    f"{total.get(name, 0.0):g}: fewer num_workers, or {less}"
                 )
         most = min(most, fitting_ranks(total, demand))
         deadline = time.monotonic() + patience_s
@@ -170,7 +165,7 @@ class RankGroup:
     def call_first(self, method: str, *arguments: Any) -> Any:
         """What rank 0 alone returned."""
         self._is_idle = False
-        return self._collect([self._ranks[0].call.remote(method, *arguments)])[0]
+        return self.finish([self._ranks[0].call.remote(method, *arguments)])[0]
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """What the method of every rank's program returned, in their order."""
@@ -182,10 +177,7 @@ class RankGroup:
         shared = [rlplat.put(argument) if _is_large(argument) else argument for argument in arguments]
         return [rank.call.remote(method, *shared) for rank in self._ranks]
 
-    def finish(self, started: Sequence[ObjectRef]) -> list[Any]:
-        return self._collect(started)
-
-    def _collect(self, refs: Sequence[ObjectRef]) -> list[Any]:
+    def finish(self, refs: Sequence[ObjectRef]) -> list[Any]:
         outcomes: dict[ObjectRef, Outcome] = {}
         values: dict[ObjectRef, Any] = {}
         waiting, deadline = list(refs), None

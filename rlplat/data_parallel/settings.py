@@ -6,9 +6,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-import rlplat
-from rlplat.data_parallel.group import PLACE_S, RankGroup
-from rlplat.errors import InfeasibleResources
 from rlplat.section import Count, CountOrZero, Seconds, Section
 from rlplat.setting_types import Words
 
@@ -27,7 +24,7 @@ class TrainerSettings(Section):
     """Losses of ranks in a row, without a new checkpoint in between, before the run is given up."""
     hang_timeout_s: Seconds = 120.0
     """How long ranks wait for one that does not take part in an exchange, before it counts as lost."""
-    place_timeout_s: Annotated[float, Field(ge=0)] = PLACE_S
+    place_timeout_s: Annotated[float, Field(ge=0)] = 60.0
     """How long to wait for room for all ranks, before fewer are taken, or the run is given up."""
 
     @field_validator("num_workers")
@@ -48,30 +45,6 @@ class TrainerSettings(Section):
         names = {"cpu": "CPU", "gpu": "GPU"}
         given = self.resources or ({"cpu": 1.0, "gpu": 1.0} if self.use_gpu else {"cpu": 1.0})
         return {names.get(name, name): float(amount) for name, amount in given.items()}
-
-    def check_against_cluster(self) -> None:
-        """InfeasibleResources for what the cluster does not have."""
-        total = rlplat.cluster_resources()
-        for name, amount in self.demand.items():
-            if amount * self.num_ranks[0] > total.get(name, 0.0):
-                less = "use_gpu=False" if name == "GPU" else "resources={...} with less of it"
-                raise InfeasibleResources(
-                    f"num_workers={self.num_workers} ranks take {amount * self.num_ranks[0]:g} {name}, and the cluster "
-                    f"has {total.get(name, 0.0):g}: fewer num_workers, or {less}"
-                )
-
-    def open_group(self, program: str, options: dict[str, Any], num_now: int | None = None) -> RankGroup:
-        """num_now: ranks to wait for; None: the most."""
-        return RankGroup(
-            program,
-            self.num_ranks,
-            self.demand,
-            seed=self.seed,
-            hang_timeout_s=self.hang_timeout_s,
-            options=options,
-            patience_s=self.place_timeout_s,
-            num_now=num_now,
-        )
 
 
 class TorchOptions(Section):

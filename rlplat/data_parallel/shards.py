@@ -66,12 +66,9 @@ def batches_of_rank(
         position += len(samples)
 
 
-def num_batches(
-    num_samples: int, world_size: int, *, batch_size: int, step_size: int, position: int, drop_last: bool
-) -> int:
-    """How many `batches_of_rank` yields."""
-    left = max(0, num_samples - position)
-    whole, rest = divmod(left, step_size)
+def num_batches(num_samples: int, world_size: int, *, batch_size: int, step_size: int, drop_last: bool) -> int:
+    """How many `batches_of_rank` yields in a whole epoch."""
+    whole, rest = divmod(num_samples, step_size)
     count = whole * _batches_of_step(step_size, world_size, batch_size)
     return count + (0 if drop_last or not rest else _batches_of_step(rest, world_size, batch_size))
 

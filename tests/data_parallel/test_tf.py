@@ -18,10 +18,10 @@ import tensorflow as tf
 
 import rlplat
 from rlplat.data_parallel import TFTrainer
-from rlplat.data_parallel.both_forms import trainable_of
 from rlplat.data_parallel.failures import CollectiveFailed, RanksLost
 from rlplat.data_parallel.group import RankGroup
 from rlplat.data_parallel.rank import Rank, RankSettings
+from rlplat.data_parallel.settings import TrainerSettings
 from rlplat.data_parallel.tf.context import LoopData, TFContext
 from rlplat.data_parallel.tf.data import DividedData
 from rlplat.data_parallel.tf.program import TFProgram, tf_config
@@ -92,7 +92,7 @@ def test_a_port_that_another_process_has_taken_since_counts_as_a_lost_rank() -> 
     program = "tests.data_parallel.keras_loops:PortTaken"
     text = r"^rank 1: TensorFlow's server did not start at 127\.0\.0\.1:\d+: another process may have taken"
     with pytest.raises(RanksLost, match=text):
-        RankGroup(program, (2, 2), {"CPU": 1.0}, seed=0, hang_timeout_s=10, options={})
+        RankGroup(program, TrainerSettings(num_workers=2, hang_timeout_s=10), {})
 
 
 def run_alone(loop: Any, checkpoint: dict[str, Any] | None = None, **config: Any) -> list[tuple[dict[str, Any], Any]]:
@@ -222,7 +222,7 @@ def test_creators_that_are_given_by_position_are_a_trainable_too() -> None:
     class Reporter:
         seed, step, checkpoint = 0, 0, None
 
-    trial = trainable_of(Trainer, (model_creator, data_creator), {})
+    trial = TFTrainer.as_trainable.__func__(Trainer, model_creator, data_creator)
     assert next(trial({}, Reporter())) == ({"creators": (model_creator, data_creator)}, "state")
 
 

@@ -29,16 +29,10 @@ from rlplat.data_parallel.settings import TorchOptions
 from rlplat.data_parallel.shards import ShardedBatch
 from rlplat.data_parallel.torch.loader import ShardedLoader
 from rlplat.data_parallel.torch.models import PreparedModel
-from rlplat.data_parallel.torch.optimizer import PreparedOptimizer
 from rlplat.data_parallel.torch.optimizer_options import Options, options_of, restore_schedule, take_changed
-from rlplat.data_parallel.torch.states import (
-    decode,
-    encode,
-    random_state,
-    restore_random_state,
-    seed_everything,
-)
+from rlplat.data_parallel.torch.states import decode, encode, random_state, restore_random_state
 from rlplat.errors import ConfigError, NonFiniteError
+from rlplat.given.global_random import seed_everything
 
 LEAST_SCALE = 2.0**-8
 """Of float16's scaler, which begins at 2**16, and halves it for each step with an overflow."""
@@ -46,11 +40,7 @@ LEAST_SCALE = 2.0**-8
 
 class Context(LoopContext):
     def __init__(
-        self,
-        settings: RankSettings,
-        device: torch.device,
-        report: Reporting,
-        checkpoint: dict[str, Any] | None = None,
+        self, settings: RankSettings, device: torch.device, report: Reporting, checkpoint: dict[str, Any] | None = None
     ) -> None:
         super().__init__(settings, report, checkpoint)
         if checkpoint:
@@ -102,10 +92,7 @@ class Context(LoopContext):
     def backward(self, loss: Tensor) -> None:
         """Instead of `loss.backward()`. loss: the mean over the samples of this rank's batch."""
         weight = self.batch_weight
-        if self._scaler_stepped:
-            assert self.scaler is not None
-            self.scaler.update()
-            self._scaler_stepped = False
+        self._end_scaled_step()
         if self.scaler is None:
             self._check_finite(loss)
         weighted = loss if weight == 1.0 else loss * weight
@@ -133,6 +120,7 @@ class Context(LoopContext):
         if self.rank == 0 or any(model.is_sharded for model in self._models):
             models = [model.state() for model in self._models]
             optimizers = [model.optimizer_state(one) for model, one in self._optimizers]
+        self._end_scaled_step()
         own = {"random": {self.rank: random_state()}}
         if self.rank:
             return own
@@ -141,20 +129,17 @@ class Context(LoopContext):
             "optimizers": optimizers,
             "options_made_with": encode(self._options_made_with),
             "schedulers": encode([scheduler.state_dict() for scheduler in self._schedulers]),
-            "scaler": encode(self._scaler_state()),
+            "scaler": encode(self.scaler.state_dict() if self.scaler is not None else None),
             "loaders": [loader.get_state() for loader in self._loaders],
             "epoch": self._epoch,
             "is_within_pass": self._batch is not None,
             "user": encode(user),
         }
 
-    def _scaler_state(self) -> dict[str, Any] | None:
-        if self.scaler is None:
-            return None
-        if self._scaler_stepped:
+    def _end_scaled_step(self) -> None:
+        if self.scaler is not None and self._scaler_stepped:
             self.scaler.update()
             self._scaler_stepped = False
-        return self.scaler.state_dict()
 
     def begin_drawing(self) -> None:
         """Once: what made the function's parts has drawn numbers before."""
@@ -276,3 +261,58 @@ class Context(LoopContext):
         return NonFiniteError(
             f"rank {self.rank}: {what}: a lower learning rate, max_gradient_norm=1.0, or look for NaN in the data"
         )
+
+
+class PreparedOptimizer(Optimizer):
+    """Delegates to the given one; `step` waits for the last batch of a step, and `zero_grad` for that."""
+
+    def __init__(self, inner: Optimizer, steps: Context) -> None:
+        self.inner, self._steps = inner, steps
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.inner.defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.inner.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._steps.may_clear_gradients:
+            self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            raise ValueError("a prepared optimizer takes no closure: loss, ctx.backward(loss), optimizer.step()")
+        if not self._steps.sync_gradients:
+            return
+        scaler = self._steps.scaler
+        if scaler is not None:
+            scaler.unscale_(self.inner)
+        if self._steps.max_gradient_norm is not None:
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, self._steps.max_gradient_norm)
+        if scaler is None:
+            self.inner.step()
+        else:
+            scaler.step(self.inner)
+        self._steps.stepped()
+
+    def __repr__(self) -> str:
+        return f"PreparedOptimizer({self.inner!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a prepared optimizer belongs to its rank: send its state_dict()")

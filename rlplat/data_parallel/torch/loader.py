@@ -34,17 +34,17 @@ class ShardedLoader:
         self._shuffle = _shuffles(loader, rank, world_size)
         self._num_samples = len(loader.dataset)  # type: ignore[arg-type]
         self._rank, self._world_size, self._seed, self._device = rank, world_size, seed, device
-        self._batch_size = int(loader.batch_size or 1)
-        self._step_size = step_size * self._batch_size
-        self._drop_last = loader.drop_last
+        batch_size = int(loader.batch_size or 1)
+        step_size *= batch_size
+        self._sizes: dict[str, Any] = {"batch_size": batch_size, "step_size": step_size, "drop_last": loader.drop_last}
         if self._num_samples < world_size:
             raise ConfigError(
                 f"rank {rank}: the data set has {self._num_samples} samples for {world_size} ranks: fewer num_workers, "
                 "or more data"
             )
-        if self._drop_last and self._num_samples < self._step_size:
+        if loader.drop_last and self._num_samples < step_size:
             raise ConfigError(
-                f"rank {rank}: a step takes {self._step_size} samples ({self._batch_size} for each rank), the data set "
+                f"rank {rank}: a step takes {step_size} samples ({batch_size} for each rank), the data set "
                 f"has {self._num_samples} and drop_last=True: there is no batch at all; a smaller batch_size"
             )
         self._begin_batch = begin_batch
@@ -54,52 +54,21 @@ class ShardedLoader:
         """Samples of all ranks in this pass so far."""
         self._order = _Batches()
         self._generator = torch.Generator()
-        workers = {}
+        kept = "num_workers collate_fn pin_memory timeout worker_init_fn"
         if loader.num_workers:
-            workers = {
-                "prefetch_factor": loader.prefetch_factor,
-                "persistent_workers": loader.persistent_workers,
-                "multiprocessing_context": loader.multiprocessing_context,
-            }
-        self._loader = DataLoader(
-            loader.dataset,
-            batch_sampler=self._order,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            generator=self._generator,
-            **workers,
-        )
+            kept += " prefetch_factor persistent_workers multiprocessing_context"
+        of_loader: dict[str, Any] = {name: getattr(loader, name) for name in kept.split()}
+        self._loader = DataLoader(loader.dataset, batch_sampler=self._order, generator=self._generator, **of_loader)
         self.dataset = loader.dataset
 
     def __len__(self) -> int:
         """Batches of this rank in a whole pass."""
-        return self._count(0)
-
-    def _count(self, position: int) -> int:
-        return num_batches(
-            self._num_samples,
-            self._world_size,
-            batch_size=self._batch_size,
-            step_size=self._step_size,
-            position=position,
-            drop_last=self._drop_last,
-        )
+        return num_batches(self._num_samples, self._world_size, **self._sizes)
 
     def __iter__(self) -> Iterator[Any]:
         self._begin_batch(None)
         order = epoch_order(self._num_samples, self._seed, self.epoch, self._shuffle)
-        batches = batches_of_rank(
-            order,
-            self._rank,
-            self._world_size,
-            batch_size=self._batch_size,
-            step_size=self._step_size,
-            position=self.position,
-            drop_last=self._drop_last,
-        )
+        batches = batches_of_rank(order, self._rank, self._world_size, position=self.position, **self._sizes)
         self._order.batches = list(batches)
         # Of the loader's worker processes: those of each rank draw other augmentations.
         self._generator.manual_seed(hash((self._seed, self.epoch, self._rank)) % 2**63)
@@ -144,11 +113,7 @@ def _shuffles(loader: DataLoader, rank: int, world_size: int) -> bool:
             f"rank {rank}: a data set without a length cannot be divided: do not give its loader to ctx.prepare, and "
             "let each rank read its own part, by ctx.rank and ctx.world_size, as many batches on each"
         )
-    if loader.batch_size is None or type(sampler) not in (
-        RandomSampler,
-        SequentialSampler,
-        DistributedSampler,
-    ):
+    if loader.batch_size is None or type(sampler) not in (RandomSampler, SequentialSampler, DistributedSampler):
         kind = type(loader.batch_sampler if loader.batch_size is None else sampler).__name__
         raise ConfigError(
             f"rank {rank}: a loader with a sampler of its own ({kind}) cannot be divided: give one with batch_size= "

@@ -15,8 +15,8 @@ from rlplat.data_parallel.settings import TorchOptions
 from rlplat.data_parallel.torch import process_group
 from rlplat.data_parallel.torch.context import Context
 from rlplat.data_parallel.torch.operator import Creators, TrainingOperator
-from rlplat.data_parallel.torch.states import seed_everything
 from rlplat.errors import ConfigError
+from rlplat.given.global_random import seed_everything
 
 
 class TorchProgram(RankProgram):
@@ -46,16 +46,9 @@ class TorchProgram(RankProgram):
         return process_group.open_store(hosts[0]) if self.settings.rank == 0 else None
 
     def join(self, doors: Sequence[tuple[str, int]]) -> None:
-        host, port = doors[0]
-        backend = self._options.backend or ("nccl" if self.settings.use_gpu else "gloo")
-        process_group.join(
-            host,
-            port,
-            rank=self.settings.rank,
-            world_size=self.settings.world_size,
-            backend=backend,
-            timeout_s=self.settings.hang_timeout_s,
-        )
+        settings, backend = self.settings, self._options.backend or ("nccl" if self.settings.use_gpu else "gloo")
+        place: dict[str, Any] = {"rank": settings.rank, "world_size": settings.world_size}
+        process_group.join(*doors[0], **place, backend=backend, timeout_s=settings.hang_timeout_s)
 
     def context_of(self, report: Reporting, checkpoint: dict[str, Any] | None) -> Context:
         self._context = Context(self.settings, self.device, report, checkpoint)
@@ -93,12 +86,9 @@ class TorchProgram(RankProgram):
         """As `Context.state`; on every rank at once."""
         assert self._context is not None
         operator = self._operator
-        own = {
-            "epoch": operator.epoch,
-            "global_step": operator.global_step,
-            "operator": operator.state_dict(),
-        }
-        return self._context.state(own)
+        return self._context.state(
+            {"epoch": operator.epoch, "global_step": operator.global_step, "operator": operator.state_dict()}
+        )
 
     def has_validation(self) -> bool:
         return self._operator.validation_loader is not None

@@ -54,12 +54,6 @@ def restore_random_state(encoded: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
