@@ -32,33 +32,8 @@ from rlplat import (
     shutdown,
     timeline,
 )
-from rlplat.compat.ray.refusals import check, missing
+from rlplat.compat.ray.refusals import check, refusal
 from rlplat.errors import OptionError
-
-__all__ = [
-    "ActorHandle",
-    "Context",
-    "ObjectID",
-    "ObjectRef",
-    "ObjectRefGenerator",
-    "available_resources",
-    "cancel",
-    "cluster_resources",
-    "get",
-    "get_actor",
-    "get_gpu_ids",
-    "get_runtime_context",
-    "init",
-    "is_initialized",
-    "kill",
-    "method",
-    "nodes",
-    "put",
-    "remote",
-    "shutdown",
-    "timeline",
-    "wait",
-]
 
 ObjectID = ObjectRef
 __version__ = rlplat.__version__
@@ -177,4 +152,4 @@ def wait(
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    raise missing(__name__, name)
+    raise AttributeError(refusal(__name__, name))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
-from rlplat.compat.ray.refusals import missing
+from rlplat.compat.ray.refusals import refusing
 from rlplat.compat.ray.util import queue, sgd
 
 sys.modules |= {
@@ -16,5 +15,4 @@ sys.modules |= {
 }
 
 
-def __getattr__(name: str) -> Any:
-    raise missing(__name__, name)
+__getattr__ = refusing(__name__)

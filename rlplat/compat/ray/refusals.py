@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.abc import MetaPathFinder
 from typing import Any
 
@@ -56,9 +56,13 @@ def refusal(module: str, name: str) -> str:
     return f"{HOME} has no {path!r}{said} (docs/from-ray.md)"
 
 
-def missing(module: str, name: str) -> AttributeError:
-    """For a module's `__getattr__`."""
-    return AttributeError(refusal(module, name))
+def refusing(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module."""
+
+    def refuse(name: str) -> Any:
+        raise AttributeError(refusal(module, name))
+
+    return refuse
 
 
 class _Refusing(MetaPathFinder):

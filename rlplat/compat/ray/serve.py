@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from rlplat import serve
-from rlplat.compat.ray.refusals import check, missing
+from rlplat.compat.ray.refusals import check, refusing
 from rlplat.errors import OptionError
 from rlplat.serve import Application, Deployment, Handle, Running
 from rlplat.serve import model_id as get_multiplexed_model_id
@@ -22,15 +22,11 @@ _NOT_HERE = {
     "external_scaler_enabled": "running.scale of rlplat.serve.run",
 }
 _OPTIONS = {
-    "num_replicas": "num_replicas",
-    "name": "name",
-    "user_config": "user_config",
+    **{name: name for name in "num_replicas name user_config health_check_period_s health_check_timeout_s".split()},
     "max_ongoing_requests": "max_concurrency",
     "max_concurrent_queries": "max_concurrency",
     "max_queued_requests": "max_queued",
     "graceful_shutdown_timeout_s": "drain_timeout_s",
-    "health_check_period_s": "health_check_period_s",
-    "health_check_timeout_s": "health_check_timeout_s",
 }
 _AUTOSCALE = {
     "min_replicas": "min_replicas",
@@ -86,11 +82,7 @@ def start(http_options: dict[str, Any] | None = None, detached: bool = False, **
     """http_options: host, port."""
     given = http_options if isinstance(http_options, dict) else vars(http_options) if http_options else {}
     check("serve.start", others, {"proxy_location": "replicas accept connections themselves"})
-    check(
-        "http_options",
-        {k: v for k, v in given.items() if k not in ("host", "port")},
-        {"root_path": "a proxy's"},
-    )
+    check("http_options", {k: v for k, v in given.items() if k not in ("host", "port")}, {"root_path": "a proxy's"})
     _http.update({key: given[key] for key in ("host", "port") if key in given})
 
 
@@ -146,5 +138,4 @@ def shutdown() -> None:
     _http.clear()
 
 
-def __getattr__(name: str) -> Any:
-    raise missing(__name__, name)
+__getattr__ = refusing(__name__)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
+from rlplat.data_parallel.torch.loader import to_device
 from rlplat.errors import OptionError
 
 
@@ -27,21 +28,8 @@ def sharded(loader: DataLoader[Any], rank: Any, add_sampler: bool, move: bool) -
                 "DistributedSampler, and add_dist_sampler=False"
             )
         shuffles = isinstance(loader.sampler, RandomSampler)
-        kept = (
-            "batch_size",
-            "num_workers",
-            "collate_fn",
-            "pin_memory",
-            "drop_last",
-            "timeout",
-            "worker_init_fn",
-        )
-        sampler: DistributedSampler[Any] = DistributedSampler(
-            loader.dataset,
-            rank.world_size,
-            rank.rank,
-            shuffle=shuffles,
-        )
+        kept = "batch_size num_workers collate_fn pin_memory drop_last timeout worker_init_fn".split()
+        sampler: Any = DistributedSampler(loader.dataset, rank.world_size, rank.rank, shuffle=shuffles)
         loader = DataLoader(loader.dataset, sampler=sampler, **{name: getattr(loader, name) for name in kept})
     return Moving(loader, rank.device) if move and rank.device.type != "cpu" else loader
 
@@ -59,11 +47,4 @@ class Moving:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self._moved(batch) for batch in self._loader)
-
-    def _moved(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(self._device, non_blocking=True)
-        if isinstance(value, dict):
-            return {key: self._moved(inner) for key, inner in value.items()}
-        return type(value)(map(self._moved, value)) if isinstance(value, list | tuple) else value
+        return (to_device(batch, self._device) for batch in self._loader)

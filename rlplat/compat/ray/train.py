@@ -13,7 +13,7 @@ from typing import Any
 
 from rlplat import data_parallel
 from rlplat.compat.ray import session
-from rlplat.compat.ray.refusals import check, missing
+from rlplat.compat.ray.refusals import check, refusing
 from rlplat.compat.ray.session import Checkpoint, get_checkpoint, get_context, report
 from rlplat.errors import OptionError
 from rlplat.paths import expanded
@@ -173,5 +173,4 @@ for _name in ("torch", "session", "context", "data_parallel_trainer"):
     sys.modules[f"{__name__}.{_name}"] = torch
 
 
-def __getattr__(name: str) -> Any:
-    raise missing(__name__, name)
+__getattr__ = refusing(__name__)

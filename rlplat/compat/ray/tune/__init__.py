@@ -9,7 +9,7 @@ from typing import Any
 
 from rlplat.compat.ray import session
 from rlplat.compat.ray import session as track
-from rlplat.compat.ray.refusals import missing
+from rlplat.compat.ray.refusals import refusing
 from rlplat.compat.ray.session import Checkpoint, get_checkpoint, get_context, report, trial_dir, trial_name
 from rlplat.compat.ray.train import CheckpointConfig, FailureConfig, RunConfig
 from rlplat.compat.ray.tune import schedulers, search
@@ -26,53 +26,6 @@ from rlplat.compat.ray.tune.space import (
 )
 from rlplat.compat.ray.tune.trainables import Reporter, Trainable, method_of, register_trainable
 from rlplat.tune import choice, lograndint, qloguniform, quniform, uniform
-
-__all__ = [
-    "Analysis",
-    "CLIReporter",
-    "Checkpoint",
-    "CheckpointConfig",
-    "Experiment",
-    "ExperimentAnalysis",
-    "FailureConfig",
-    "JupyterNotebookReporter",
-    "ResultGrid",
-    "RunConfig",
-    "Trainable",
-    "TuneConfig",
-    "TuneError",
-    "Tuner",
-    "checkpoint_dir",
-    "choice",
-    "get_checkpoint",
-    "get_context",
-    "get_trial_dir",
-    "get_trial_id",
-    "get_trial_name",
-    "grid_search",
-    "lograndint",
-    "loguniform",
-    "qloguniform",
-    "qrandint",
-    "qrandn",
-    "quniform",
-    "randint",
-    "randn",
-    "register_trainable",
-    "report",
-    "run",
-    "run_experiments",
-    "sample_from",
-    "schedulers",
-    "search",
-    "session",
-    "track",
-    "trial_dir",
-    "trial_name",
-    "uniform",
-    "with_parameters",
-    "with_resources",
-]
 
 Analysis = ExperimentAnalysis
 _MODULES_ELSEWHERE = {
@@ -125,5 +78,4 @@ def with_resources(trainable: Any, resources: Mapping[str, float]) -> Any:
     return made
 
 
-def __getattr__(name: str) -> Any:
-    raise missing(__name__, name)
+__getattr__ = refusing(__name__)

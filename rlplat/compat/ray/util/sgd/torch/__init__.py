@@ -15,6 +15,7 @@ from rlplat.compat.ray.refusals import check
 from rlplat.compat.ray.util.sgd import utils
 from rlplat.errors import OptionError
 
+_CREATORS = ("model_creator", "optimizer_creator", "data_creator", "loss_creator", "scheduler_creator")
 _NOT_HERE = {
     "apex_args": "use_fp16=True is torch.autocast",
     "ddp_args": "find_unused_parameters= of rlplat.data_parallel.TorchTrainer",
@@ -34,8 +35,7 @@ class TrainingOperator(data_parallel.TrainingOperator):
 
     @classmethod
     def from_creators(cls, *parts: Any, **named: Any) -> type[TrainingOperator]:
-        names = ("model_creator", "optimizer_creator", "data_creator", "loss_creator", "scheduler_creator")
-        return type("CreatorOperator", (cls,), {"creators": {**dict(zip(names, parts, strict=False)), **named}})
+        return type("CreatorOperator", (cls,), {"creators": {**dict(zip(_CREATORS, parts, strict=False)), **named}})
 
     @property
     def device_ids(self) -> list[int]:
@@ -66,19 +66,12 @@ class TorchTrainer(data_parallel.TorchTrainer):
     ) -> None:
         """num_replicas: num_workers of before 2020. scheduler_step_freq: None: "batch", as in 2020.
         timeout_s: for ranks that do not take part in an exchange."""
+        parts = dict(getattr(training_operator_cls, "creators", {}))
+        parts |= {name: value for name, value in locals().items() if name in _CREATORS and value is not None}
         ours = {key: others.pop(key) for key in ("seed", "max_failures", "out", "resume") if key in others}
         check("TorchTrainer", others, _NOT_HERE, _NO_EFFECT)
         if num_workers is not None and num_replicas is not None:
             raise OptionError("num_replicas is the old name of num_workers: give one of them")
-        parts = dict(getattr(training_operator_cls, "creators", {}))
-        given = {
-            "model_creator": model_creator,
-            "data_creator": data_creator,
-            "optimizer_creator": optimizer_creator,
-            "loss_creator": loss_creator,
-            "scheduler_creator": scheduler_creator,
-        }
-        parts |= {name: value for name, value in given.items() if value is not None}
         operator = training_operator_cls
         if use_fp16 and operator is not None and operator.train_batch is not data_parallel.TrainingOperator.train_batch:
             raise OptionError(
