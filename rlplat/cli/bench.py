@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.cli.seeds import parse_seeds
 from rlplat.cli.train import split_setting_flags
 from rlplat.config import layer_from_flags
@@ -56,12 +56,9 @@ class Cell(NamedTuple):
         return [self.config] if self.config else ["--algo", str(self.algo), "--env", str(self.env)]
 
 
-def build_parser() -> Parser:
-    return command("bench", _HELP)
-
-
+@command("bench", _HELP, takes_words=True)
 def run(arguments: list[str]) -> int:
-    parser = build_parser()
+    parser = run.parser()
     known, flags = split_setting_flags(parser, arguments)
     options = parser.parse_args(known)
     if options.what != "learning":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.cli.train import split_setting_flags
 from rlplat.config import layer_from_flags
 from rlplat.errors import ConfigError
@@ -27,12 +27,9 @@ Exit code 0: sound (there may be warnings), 1: it cannot be trained on as it is.
 """
 
 
-def build_parser() -> Parser:
-    return command("check-env", _HELP)
-
-
+@command("check-env", _HELP, takes_words=True)
 def run(arguments: list[str]) -> int:
-    parser = build_parser()
+    parser = run.parser()
     known, flags = split_setting_flags(parser, arguments)
     options = parser.parse_args(known)
     settings = layer_from_flags([(key, "true" if text is None else text) for key, text in flags]).values

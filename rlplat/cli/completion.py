@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rlplat.cli import COMMANDS, HIDDEN, home_of
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import Command, command
 
 _HELP = """\
 Print what the shell needs to complete commands, options, algorithms, configs and runs.
@@ -58,16 +58,13 @@ complete -c rlplat -f -a '(__rlplat_words)'
 }
 
 
-def build_parser() -> Parser:
-    return command("completion", _HELP)
-
-
+@command("completion", _HELP, takes_words=True)
 def run(arguments: list[str]) -> int:
     if arguments[:1] == ["--words"]:
         with contextlib.suppress(BrokenPipeError):
             print("\n".join(candidates(arguments[1:])), end="")
         return 0
-    sys.stdout.write(SCRIPTS[build_parser().parse_args(arguments).shell])
+    sys.stdout.write(SCRIPTS[run.parser().parse_args(arguments).shell])
     return 0
 
 
@@ -100,8 +97,8 @@ def parser_of(command: str) -> argparse.ArgumentParser | None:
         from rlplat.cli.cluster.options import cluster_parser
 
         return cluster_parser(command)
-    parser: argparse.ArgumentParser = module.build_parser()
-    return parser
+    run: Command = module.run
+    return run.parser()
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[str]:

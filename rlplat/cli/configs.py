@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from typing import Any
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.config import closest
 from rlplat.errors import ConfigError
 
@@ -25,12 +26,8 @@ examples:
 """
 
 
-def build_parser() -> Parser:
-    return command("configs", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("configs", _HELP)
+def run(options: argparse.Namespace) -> int:
     from rlplat.cli.view.runs import table
     from rlplat.rl.run.registry import configs_directory, shipped_configs
 

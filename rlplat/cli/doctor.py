@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import platform
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import how_to_install
 from rlplat.machine_limits import cpu_count, memory_limit
 
@@ -36,12 +37,8 @@ Finding = tuple[str, str, str]
 """(what, what was found, what to do about it; empty: nothing)."""
 
 
-def build_parser() -> Parser:
-    return command("doctor", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("doctor", _HELP)
+def run(options: argparse.Namespace) -> int:
     found = [*machine(), *extras()]
     if options.json:
         print_json([dict(zip(("what", "found", "mend"), each, strict=True)) for each in found])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
 
@@ -26,12 +27,8 @@ examples:
 """
 
 
-def build_parser() -> Parser:
-    return command("evaluate", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("evaluate", _HELP)
+def run(options: argparse.Namespace) -> int:
     if options.episodes < 1:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     from rlplat.rl.interfaces import CutEpisode

@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import UsageError
 from rlplat.given.spelling import spelled
 from rlplat.paths import shown
@@ -31,12 +31,8 @@ examples:
 _SHOWN = ("algorithm", "env", "checkpoint", "env_steps", "evaluation_return", "version", "opset")
 
 
-def build_parser() -> Parser:
-    return command("export", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("export", _HELP)
+def run(options: argparse.Namespace) -> int:
     if options.check is not None:
         if options.run or options.out:
             raise UsageError("--check looks at a file and writes none: omit RUN and --out")

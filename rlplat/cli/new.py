@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from importlib.resources import files
 from pathlib import Path
 
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import UsageError
 
 _KINDS = ("algorithm", "env", "policy", "callback")
@@ -21,12 +22,8 @@ NAME  the name of the class, such as MyEnv; the file is my_env.py
 """
 
 
-def build_parser() -> Parser:
-    return command("new", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("new", _HELP)
+def run(options: argparse.Namespace) -> int:
     name: str = options.name
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
         raise UsageError(f"'{name}' is not a name of a class: write it like MyEnv, letters and digits, a capital first")

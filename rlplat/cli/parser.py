@@ -1,4 +1,4 @@
-"""Parsers of commands: `command` makes one from its help text; a complaint is one line, not all options first.
+"""Commands and their parsers, made from their help text; a complaint is one line, not all options first.
 
     HELP = '''
     Play episodes with the trained agent of a run.
@@ -11,6 +11,9 @@
       rlplat evaluate runs/demo
     '''
 
+    @command("evaluate", HELP)
+    def run(options: argparse.Namespace) -> int: ...
+
 A line of the second part is an argument and what it means, two blanks between them; further lines of its meaning are
 indented. `N:20` has a default (`NAME:` an empty text), `WORKER?` may be absent, `RUN...` and `RUN+` take several,
 `KEY*` may be repeated, `--resume auto?` alone is "yes", `--out! FILE` is required, `{a,b}` are choices, `dest@NAME`
@@ -21,7 +24,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rlplat.errors import UsageError
@@ -54,7 +58,27 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{_in_our_words(message)} ({self.prog} --help)")
 
 
-def command(name: str, text: str, types: Mapping[str, Any] | None = None) -> Parser:
+@dataclass(frozen=True)
+class Command:
+    """The `run` of a command's module: called with the words after the command's name, it returns the exit code."""
+
+    parser: Callable[[], Parser]
+    does: Callable[[Any], int]
+    takes_words: bool
+    """Whether it is given the words as they are, else the options that they say."""
+
+    def __call__(self, words: list[str]) -> int:
+        return self.does(words if self.takes_words else self.parser().parse_args(words))
+
+
+def command(
+    name: str, text: str, types: Mapping[str, Any] | None = None, *, takes_words: bool = False
+) -> Callable[[Callable[[Any], int]], Command]:
+    """Decorates what a command does; text, types: see `parser_from`."""
+    return lambda does: Command(lambda: parser_from(name, text, types), does, takes_words)
+
+
+def parser_from(name: str, text: str, types: Mapping[str, Any] | None = None) -> Parser:
     """types: of values by what stands for them, instead of a number for N, a path for FILE, ..."""
     description, arguments, *rest = text.strip("\n").split("\n\n", 2)
     parser = Parser(f"rlplat {name}", description, "".join(rest))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
 from rlplat.paths import GALLERY, shown
@@ -34,12 +35,8 @@ Needs PyAV for videos: pip install 'rlplat[video]'. No display is needed.
 """
 
 
-def build_parser() -> Parser:
-    return command("play", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("play", _HELP)
+def run(options: argparse.Namespace) -> int:
     if options.episodes < 1:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     if options.show and options.out:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 
@@ -37,12 +37,8 @@ examples:
 """
 
 
-def build_parser() -> Parser:
-    return command("record", _HELP, {"DIR": expanded, "N": int, "SHARE": float})
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("record", _HELP, {"DIR": expanded, "N": int, "SHARE": float})
+def run(options: argparse.Namespace) -> int:
     if options.episodes is not None and options.episodes < 1:
         raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     if not 0.0 <= options.random <= 1.0:

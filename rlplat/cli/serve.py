@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import Parser, command, parser_from
 from rlplat.errors import ConfigError, UsageError
 from rlplat.listening import read_token
 
@@ -49,22 +49,21 @@ _FILE_HELP = {
 }
 
 
-def build_parser() -> Parser:
-    return command("serve", _HELP)
-
-
 def build_file_parser(verb: str) -> Parser:
     """Of `rlplat serve deploy`, `status` and `shutdown`."""
     json = "--json  everything that is known\n" if verb == "status" else ""
     waits = "--timeout-s S  how long it waits (default: 600 for deploy, 10 for status, 120 for shutdown)\n"
     arguments = f"FILE?serve.yaml  the file that describes the applications\n{waits}{json}"
-    return command(f"serve {verb}", f"{_FILE_HELP[verb]}\n\n{arguments}\nexample:\n  rlplat serve {verb} serve.yaml\n")
+    return parser_from(
+        f"serve {verb}", f"{_FILE_HELP[verb]}\n\n{arguments}\nexample:\n  rlplat serve {verb} serve.yaml\n"
+    )
 
 
+@command("serve", _HELP, takes_words=True)
 def run(arguments: list[str]) -> int:
     if arguments and arguments[0] in ("deploy", "status", "shutdown"):
         return _of_file(arguments[0], build_file_parser(arguments[0]).parse_args(arguments[1:]))
-    options = build_parser().parse_args(arguments)
+    options = run.parser().parse_args(arguments)
     _refuse_ignored(str(options.run), arguments)
     if options.replicas < 1:
         raise ConfigError(f"--replicas is a positive number, not {options.replicas}")
@@ -108,12 +107,12 @@ _ELSEWHERE = {
 """Options that an application of one's own has no use for: where it says the same."""
 
 
-def _refuse_ignored(run: str, arguments: list[str]) -> None:
+def _refuse_ignored(where: str, arguments: list[str]) -> None:
     """UsageError for options that would do nothing, as RUN says these things itself."""
-    is_file = run.endswith((".yaml", ".yml"))
-    if not is_file and ":" not in run:
+    is_file = where.endswith((".yaml", ".yml"))
+    if not is_file and ":" not in where:
         return
-    parser = build_parser()
+    parser = run.parser()
     names = [*_ELSEWHERE, "host", "port", "token_file"] if is_file else [*_ELSEWHERE]
     parser.set_defaults(**dict.fromkeys(names))  # so that what is given can be told from what is not
     given = parser.parse_args(arguments)
@@ -124,9 +123,9 @@ def _refuse_ignored(run: str, arguments: list[str]) -> None:
         if not is_file:
             instead = _ELSEWHERE[name]
             fix = f"set {instead} in the program" if instead else "omit it"
-            raise UsageError(f"{flag} is for a run, and {run} is an application of its own: {fix}")
+            raise UsageError(f"{flag} is for a run, and {where} is an application of its own: {fix}")
         key = "applications.NAME" if name == "name" else f"applications.NAME.{name}"
-        raise UsageError(f"{flag} does nothing with {run}, which says it itself: omit it, and set {key} there")
+        raise UsageError(f"{flag} does nothing with {where}, which says it itself: omit it, and set {key} there")
 
 
 def _of_file(verb: str, options: argparse.Namespace) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 import typing
 from collections.abc import Iterator
 from typing import Any
 
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 
 _HELP = """\
 Show every setting of an algorithm: its default, what it takes and what it means.
@@ -28,12 +29,8 @@ file.
 """
 
 
-def build_parser() -> Parser:
-    return command("settings", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("settings", _HELP)
+def run(options: argparse.Namespace) -> int:
     from rlplat.config import Layer
     from rlplat.rl.run.registry import load_algorithm
     from rlplat.rl.run.training_plan import plan_training

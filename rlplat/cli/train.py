@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.config import Layer, layer_from_flags
 from rlplat.config_sources import put
 from rlplat.errors import ConfigError, UsageError
@@ -67,12 +67,9 @@ Ctrl-C once: finishes the step, saves a checkpoint, says how to resume (exit cod
 _SETTING_FLAGS = ("env", "seed", "num_rollout_workers", "framework")
 
 
-def build_parser() -> Parser:
-    return command("train", _HELP, types={})
-
-
+@command("train", _HELP, types={}, takes_words=True)
 def run(arguments: list[str]) -> int:
-    parser = build_parser()
+    parser = run.parser()
     known, flags = split_setting_flags(parser, arguments)
     options, further = parser.parse_known_args(known)
     if further or options.config:

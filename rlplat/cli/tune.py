@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.cli.exit_codes import is_usage_error, message_of
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.cli.train import choose_engine, settings_layer
 from rlplat.config import Layer, layer_from_flags
 from rlplat.errors import ConfigError, RlplatError
@@ -58,16 +58,13 @@ SHOWN_OF_FRONT = 5
 _SETTING_FLAGS = ("num_samples", "max_concurrent", "storage")
 
 
-def build_parser() -> Parser:
-    return command("tune", _HELP, types={})
-
-
+@command("tune", _HELP, types={}, takes_words=True)
 def run(arguments: list[str]) -> int:
     if arguments[:1] == ["show"]:
         from rlplat.cli import tune_show
 
         return tune_show.run(arguments[1:])
-    options = build_parser().parse_args(arguments)
+    options = run.parser().parse_args(arguments)
     if options.resume not in (None, "yes", "auto"):  # the word after it is the experiment
         if options.experiment is not None:
             raise ConfigError(f"--resume takes nothing or `auto`, not {options.resume!r}")

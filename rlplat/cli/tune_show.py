@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.cli.look.cluster_view import print_table
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.durations import duration_text
 from rlplat.paths import expanded
 
@@ -42,12 +43,8 @@ In Python: analysis = rlplat.tune.load("runs/demo"); analysis.dataframe()
 _NUM_BEST = 10
 
 
-def build_parser() -> Parser:
-    return command("tune show", _HELP, {"EXPERIMENT": expanded, "DIR": expanded})
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("tune show", _HELP, {"EXPERIMENT": expanded, "DIR": expanded})
+def run(options: argparse.Namespace) -> int:
     from rlplat.errors import ConfigError, MissingExtra
     from rlplat.rl.run.run_directory import is_running
     from rlplat.tune.analysis import load

@@ -103,9 +103,10 @@ class Launcher:
     def head(self) -> Node:
         return self.nodes[0]
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str | None) -> Node:
+        """None: the head."""
         for node in self.nodes:
-            if node.name == name:
+            if name in (None, node.name):
                 return node
         raise UsageError(f"there is no node '{name}' (nodes: {', '.join(node.name for node in self.nodes)})")
 

@@ -10,7 +10,7 @@ import pytest
 from rlplat.cli import COMMANDS, doctor, main
 from rlplat.cli.completion import parser_of
 from rlplat.cli.exit_codes import run_and_report
-from rlplat.cli.parser import command
+from rlplat.cli.parser import parser_from
 from rlplat.errors import UsageError
 
 
@@ -47,7 +47,7 @@ def test_each_argument_is_explained(name: str) -> None:
 
 
 def test_a_help_text_becomes_a_parser() -> None:
-    parser = command(
+    parser = parser_from(
         "x",
         """
 Does x.

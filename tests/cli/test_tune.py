@@ -399,10 +399,10 @@ def test_bad_input_is_one_message_and_exit_code_2_and_everything_is_as_before(
     ],
 )
 def test_the_command_to_resume_keeps_no_password(given: list[str]) -> None:
-    from rlplat.cli.tune import _resuming, build_parser
+    from rlplat.cli.tune import _resuming, run
 
     spec: Any = SimpleNamespace(origins={"runs": ""}, out="runs/x")
     for resume in ((), ("--resume", "auto")):
         words = ["e.yaml", *given, *resume]
-        said = _resuming(words, spec, build_parser().parse_args(words))
+        said = _resuming(words, spec, run.parser().parse_args(words))
         assert "S3CRET" not in said and "postgresql://me@db/x" in said and "--resume" in said

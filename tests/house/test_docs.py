@@ -130,8 +130,8 @@ def test_the_walks_name_code_at_every_step(walk: str) -> None:
 
 
 def check_train(arguments: list[str]) -> None:
-    known, flags = train_command.split_setting_flags(train_command.build_parser(), arguments)
-    options = train_command.build_parser().parse_args(known)
+    known, flags = train_command.split_setting_flags(train_command.run.parser(), arguments)
+    options = train_command.run.parser().parse_args(known)
     if (options.algo or "").startswith("./"):
         return  # a file of the page's own, which the page's own test runs
     given = [("env", options.env or "CartPole-v1"), ("seed", options.seed or "0")]
@@ -149,16 +149,16 @@ def check_train(arguments: list[str]) -> None:
 
 
 def check_check_env(arguments: list[str]) -> None:
-    known, flags = train_command.split_setting_flags(check_env_command.build_parser(), arguments)
-    check_env_command.build_parser().parse_args(known)
+    known, flags = train_command.split_setting_flags(check_env_command.run.parser(), arguments)
+    check_env_command.run.parser().parse_args(known)
     assert all(flag.startswith("env-kwargs.") for flag, _ in flags), flags
 
 
 def check_tune(arguments: list[str]) -> None:
     if arguments[0] == "show":
-        tune_show_command.build_parser().parse_args(arguments[1:])
+        tune_show_command.run.parser().parse_args(arguments[1:])
         return
-    options = tune_command.build_parser().parse_args(arguments)
+    options = tune_command.run.parser().parse_args(arguments)
     if options.experiment is None or options.experiment.startswith("configs/"):
         options.experiment = options.experiment and str(ROOT / options.experiment)
         assert all(spec.checked() for spec in tune_command.planned(options))
@@ -168,7 +168,7 @@ def check_serve(arguments: list[str]) -> None:
     if arguments[0] in ("deploy", "status", "shutdown"):
         serve_command.build_file_parser(arguments[0]).parse_args(arguments[1:])
     else:
-        serve_command.build_parser().parse_args(arguments)
+        serve_command.run.parser().parse_args(arguments)
 
 
 CHECKS: dict[str, Callable[[list[str]], object]] = {
@@ -190,7 +190,7 @@ def check(command: str, arguments: list[str]) -> None:
     if of_cluster:
         cluster_parser(command).parse_args(arguments)
     else:
-        import_module(f"rlplat.cli.{module}").build_parser().parse_args(arguments)
+        import_module(f"rlplat.cli.{module}").run.parser().parse_args(arguments)
 
 
 @pytest.mark.slow

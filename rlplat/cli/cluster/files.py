@@ -26,7 +26,7 @@ def rsync_down(arguments: list[str]) -> int:
     from rlplat.cluster.transfer import bring_down
 
     with launcher_of(options.cluster) as launcher:
-        node = launcher.node(options.node) if options.node else launcher.head
+        node = launcher.node(options.node)
         machine = launcher.connect(node)
         try:
             count = bring_down(machine, launcher.folder, options.source, Path(options.target))
@@ -40,7 +40,7 @@ def port_forward(arguments: list[str]) -> int:
     options = cluster_parser("port-forward").parse_args(arguments)
     local_port, port = options.ports
     with launcher_of(options.cluster) as launcher:
-        node = launcher.node(options.node) if options.node else launcher.head
+        node = launcher.node(options.node)
         command = node.machine.forward_argv(local_port, port)
         if command is None:
             raise ConfigError(f"the nodes are on this machine: http://127.0.0.1:{port} is there already")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import Parser, parser_from
 from rlplat.errors import UsageError
 from rlplat.rl.run.interruption import Interrupted
 
@@ -118,7 +118,7 @@ _USAGE = {"exec": "[--node NAME] -- COMMAND ...", "submit": "[--wait] [--dry-run
 
 
 def cluster_parser(name: str) -> Parser:
-    parser = command(name, HELP[name], {"[LOCAL:]PORT": ports})
+    parser = parser_from(name, HELP[name], {"[LOCAL:]PORT": ports})
     if name in _USAGE:
         parser.usage = f"%(prog)s CLUSTER.yaml {_USAGE[name]}"
     return parser

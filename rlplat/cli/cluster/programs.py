@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import subprocess
@@ -39,7 +38,7 @@ def _run(path: str, node_name: str | None, verb: str, program: list[str], termin
     from rlplat.cluster.calls import ask
 
     with launcher_of(path) as launcher:
-        node = launcher.node(node_name) if node_name else launcher.head
+        node = launcher.node(node_name)
         machine = launcher.connect(node)
         kept = ask(machine, "keep", launcher.program_request())["place"]
         command = [machine.python, "-m", "rlplat.cluster.host", verb, kept, *program]
@@ -55,14 +54,17 @@ def submit(arguments: list[str]) -> int:
     from rlplat.cluster.settings import read_cluster
 
     cluster = read_cluster(options.cluster)
+    if options.wait and cluster.provider in _LOG_ELSEWHERE:
+        instead = _LOG_ELSEWHERE[cluster.provider].format(name=cluster.title)
+        raise UsageError(f"--wait is not for provider: {cluster.provider}: {instead}")
     if cluster.provider == "kubernetes":
-        return _submit_to_kubernetes(cluster, program, options)
+        return _submit_to_kubernetes(cluster, program, options.dry_run)
     if cluster.provider == "sky":
-        return _submit_to_sky(cluster, program, options)
+        return _submit_to_sky(cluster, program, options.dry_run)
     if options.dry_run:
         refuse_dry_run(cluster)
     if cluster.provider == "slurm":
-        return _submit_to_slurm(cluster, program, options.wait)
+        return _submit_to_slurm(cluster, program)
     with launcher_of(options.cluster) as launcher:
         sent = launcher.ask_head("submit", command=program)
         job, place = sent["job"], f"{launcher.head.name}:{sent['workdir']}"
@@ -72,13 +74,16 @@ def submit(arguments: list[str]) -> int:
         return _ended(launcher.ask_head("logs", job=job, follow=True))
 
 
-def _submit_to_slurm(cluster: ClusterSettings, program: list[str], wait: bool) -> int:
+_LOG_ELSEWHERE = {
+    "slurm": "the job is in a queue; its log is in the folder that is shown",
+    "kubernetes": "kubectl shows the log of the job",
+    "sky": "sky logs {name} shows the log",
+}
+
+
+def _submit_to_slurm(cluster: ClusterSettings, program: list[str]) -> int:
     from rlplat.cluster.slurm import submit as send
 
-    if wait:
-        raise UsageError(
-            "--wait is not for provider: slurm: the job is in a queue; its log is in the folder that is shown"
-        )
     job, folder = send(cluster, program)
     if cluster.slurm is None or cluster.slurm.requeue:
         begins_anew(program)
@@ -97,12 +102,10 @@ def begins_anew(program: Sequence[str]) -> None:
         )
 
 
-def _submit_to_kubernetes(cluster: ClusterSettings, program: list[str], options: argparse.Namespace) -> int:
+def _submit_to_kubernetes(cluster: ClusterSettings, program: list[str], is_dry: bool) -> int:
     from rlplat.cluster.kubernetes import kubectl, manifests
 
-    if options.wait:
-        raise UsageError("--wait is not for provider: kubernetes: kubectl shows the log of the job")
-    if options.dry_run:
+    if is_dry:
         print(manifests.as_yaml(manifests.ray_job(cluster, program)))
         return 0
     job = kubectl.submit(cluster, program)
@@ -110,12 +113,10 @@ def _submit_to_kubernetes(cluster: ClusterSettings, program: list[str], options:
     return 0
 
 
-def _submit_to_sky(cluster: ClusterSettings, program: list[str], options: argparse.Namespace) -> int:
+def _submit_to_sky(cluster: ClusterSettings, program: list[str], is_dry: bool) -> int:
     from rlplat.cluster.sky import launch, task
 
-    if options.wait:
-        raise UsageError(f"--wait is not for provider: sky: sky logs {cluster.title} shows the log")
-    if options.dry_run:
+    if is_dry:
         print(task.as_yaml(task.sky_task(cluster, program, launch.folder_of(cluster))))
         return 0
     code = launch.submit(cluster, program)

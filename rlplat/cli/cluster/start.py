@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import UsageError
 
 _HELP = """\
@@ -29,12 +30,8 @@ and rlplat.
 """
 
 
-def build_parser() -> Parser:
-    return command("start", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("start", _HELP)
+def run(options: argparse.Namespace) -> int:
     if options.head == (options.address is not None):
         raise UsageError("rlplat start: either --head, or --address FILE")
     from rlplat import machines

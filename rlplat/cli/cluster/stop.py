@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlplat.cli.parser import Parser, command
+import argparse
+
+from rlplat.cli.parser import command
 
 _HELP = """\
 End what `rlplat start --address` does on this machine, and the workers that it has for a program.
@@ -14,12 +16,8 @@ examples:
 """
 
 
-def build_parser() -> Parser:
-    return command("stop", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("stop", _HELP)
+def run(options: argparse.Namespace) -> int:
     from rlplat import machines
 
     num = machines.stop(None if options.address is None else str(options.address))

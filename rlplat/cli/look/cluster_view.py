@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from rlplat.cli.parser import Command, command, parser_from
 from rlplat.errors import ConfigError
 
 
-def refuse_cluster_file(command: str, arguments: Sequence[str]) -> None:
-    """ConfigError for `rlplat logs lab.yaml`: other commands look at a cluster of several machines."""
-    for file in arguments:
-        if file.endswith((".yaml", ".yml")) and not file.startswith("-"):
-            raise ConfigError(
-                f"{file} describes a cluster of several machines, and `{command}` looks at programs on this one: "
-                f"rlplat status {file} (its nodes), rlplat jobs {file} (programs on it), "
-                f"rlplat jobs {file} logs ID (what one printed), "
-                f"rlplat exec {file} -- rlplat {command} (this on its head)"
-            )
+def looking(name: str, text: str) -> Callable[[Callable[[Any], int]], Command]:
+    """As `command`; ConfigError for `rlplat logs lab.yaml`: other commands look at a cluster of several machines."""
+
+    def run(does: Callable[[Any], int], words: list[str]) -> int:
+        for file in words:
+            if file.endswith((".yaml", ".yml")) and not file.startswith("-"):
+                raise ConfigError(
+                    f"{file} describes a cluster of several machines, and `{name}` looks at programs on this one: "
+                    f"rlplat status {file} (its nodes), rlplat jobs {file} (programs on it), "
+                    f"rlplat jobs {file} logs ID (what one printed), "
+                    f"rlplat exec {file} -- rlplat {name} (this on its head)"
+                )
+        return does(parser_from(name, text).parse_args(words))
+
+    return lambda does: command(name, text, takes_words=True)(partial(run, does))
 
 
 def chosen(options: argparse.Namespace) -> str | None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import Any
 
 from rlplat.cli.look.cluster_view import (
     check_limit,
     chosen,
+    looking,
     print_silent,
     print_table,
-    refuse_cluster_file,
     size_of,
 )
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
 
 _HELP = """\
@@ -48,13 +48,8 @@ _OPTIONAL = {"namespace", "call_site", "reason"}
 """Columns that are left out of the table when they are empty."""
 
 
-def build_parser() -> Parser:
-    return command("list", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    refuse_cluster_file("list", arguments)
-    options = build_parser().parse_args(arguments)
+@looking("list", _HELP)
+def run(options: argparse.Namespace) -> int:
     check_limit(options.limit)
     filters = dict(map(_filter, options.filter))
     if options.summary and (options.what != "tasks" or filters):

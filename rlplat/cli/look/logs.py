@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import Any
 
-from rlplat.cli.look.cluster_view import chosen, print_table, refuse_cluster_file, size_of
+from rlplat.cli.look.cluster_view import chosen, looking, print_table, size_of
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
 from rlplat.errors import ConfigError
 
 _HELP = """\
@@ -29,13 +29,8 @@ examples:
 """
 
 
-def build_parser() -> Parser:
-    return command("logs", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    refuse_cluster_file("logs", arguments)
-    options = build_parser().parse_args(arguments)
+@looking("logs", _HELP)
+def run(options: argparse.Namespace) -> int:
     if options.tail < 0:
         raise ConfigError(f"--tail is a number of lines, not {options.tail}")
     from rlplat.state import open_logs

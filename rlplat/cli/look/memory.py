@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from rlplat.cli.look.cluster_view import (
     check_limit,
     chosen,
+    looking,
     on_node,
     print_silent,
     print_table,
-    refuse_cluster_file,
     size_of,
     store_text,
 )
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
 
 _HELP = """\
 Show the objects of a running cluster, by owner, and who holds refs to them.
@@ -34,13 +34,8 @@ examples:
 """
 
 
-def build_parser() -> Parser:
-    return command("memory", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    refuse_cluster_file("memory", arguments)
-    options = build_parser().parse_args(arguments)
+@looking("memory", _HELP)
+def run(options: argparse.Namespace) -> int:
     check_limit(options.limit)
     from rlplat.state import memory_report, summarize_objects
 
@@ -49,7 +44,7 @@ def run(arguments: list[str]) -> int:
         if options.json:
             print_json(groups)
         else:
-            _print_groups(groups)
+            _print_rows(groups, _OF_GROUP, any(group["call_site"] for group in groups))
             print_silent(groups.silent)
         return 0
     report = memory_report(limit=options.limit, cluster=chosen(options))
@@ -63,7 +58,7 @@ def run(arguments: list[str]) -> int:
             f", {size_of(owner['bytes'])} ({owner['pending']:,} pending), borrows {owner['borrowed']:,}"
         )
         if owner["objects"]:
-            _print_objects(owner["objects"], has_sites)
+            _print_rows(owner["objects"], _OF_OBJECT, has_sites, indent="  ")
         print()
     store = report["store"]
     makers = ", ".join(f"{client} {size_of(size)}" for client, size in store["by_creator"].items())
@@ -76,34 +71,14 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _print_objects(rows: list[dict[str, Any]], has_sites: bool) -> None:
-    header = ["object", "size", "where", "refs", "lent to", "made by"] + ["call site"] * has_sites
-    cells = [
-        [
-            row["id"],
-            size_of(row["size"]),
-            row["where"],
-            row["refs"],
-            row["borrowers"],
-            row["made_by"],
-            *([row["call_site"]] if has_sites else []),
-        ]
-        for row in rows
-    ]
-    print_table(header, cells, indent="  ")
+def _print_rows(rows: list[dict[str, Any]], columns: dict[str, str], has_sites: bool, indent: str = "") -> None:
+    """columns: of the table, and what they show of a row."""
+    shown = columns | ({"call site": "call_site"} if has_sites else {})
+    cells = [[size_of(row[key]) if name == "size" else row[key] for name, key in shown.items()] for row in rows]
+    print_table(list(shown), cells, indent)
 
 
-def _print_groups(groups: list[dict[str, Any]]) -> None:
-    has_sites = any(group["call_site"] for group in groups)
-    header = ["count", "size", "where", "made by"] + ["call site"] * has_sites
-    cells = [
-        [
-            group["count"],
-            size_of(group["bytes"]),
-            group["where"],
-            group["made_by"],
-            *([group["call_site"]] if has_sites else []),
-        ]
-        for group in groups
-    ]
-    print_table(header, cells)
+_OF_OBJECT = {
+    "object": "id", "size": "size", "where": "where", "refs": "refs", "lent to": "borrowers", "made by": "made_by",
+}  # fmt: skip
+_OF_GROUP = {"count": "count", "size": "bytes", "where": "where", "made by": "made_by"}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import linecache
 import os
 from typing import Any
 
-from rlplat.cli.look.cluster_view import chosen, on_node, refuse_cluster_file
+from rlplat.cli.look.cluster_view import chosen, looking, on_node
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
 
 _HELP = """\
 Show the stack of every Python thread of a running cluster.
@@ -32,13 +32,8 @@ signal, to which faulthandler replies.
 """
 
 
-def build_parser() -> Parser:
-    return command("stack", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    refuse_cluster_file("stack", arguments)
-    options = build_parser().parse_args(arguments)
+@looking("stack", _HELP)
+def run(options: argparse.Namespace) -> int:
     from rlplat.state import stacks
 
     rows = stacks(options.worker, cluster=chosen(options), native=options.native)

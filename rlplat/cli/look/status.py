@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from rlplat.cli.look.cluster_view import amounts, chosen, print_silent, print_table, size_of, store_text
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.durations import duration_text
 
 _HELP = """\
@@ -28,12 +29,8 @@ Exit code 2: no cluster of this user is running here; 1: a node of CLUSTER.yaml 
 _ORDER = ("running", "queued", "waiting-worker", "waiting-actor", "waiting-args", "ended", "failed")
 
 
-def build_parser() -> Parser:
-    return command("status", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("status", _HELP)
+def run(options: argparse.Namespace) -> int:
     if options.cluster is not None:
         from rlplat.cli.cluster.nodes import status as status_of_nodes
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
 
-from rlplat.cli.look.cluster_view import chosen, refuse_cluster_file
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.look.cluster_view import chosen, looking
 from rlplat.errors import ConfigError
 from rlplat.paths import expanded
 
@@ -26,13 +26,8 @@ Open the file in https://ui.perfetto.dev (it stays on your machine) or in chrome
 """
 
 
-def build_parser() -> Parser:
-    return command("timeline", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    refuse_cluster_file("timeline", arguments)
-    options = build_parser().parse_args(arguments)
+@looking("timeline", _HELP)
+def run(options: argparse.Namespace) -> int:
     if options.out != "-" and not expanded(options.out).absolute().parent.is_dir():
         raise ConfigError(f"--out {options.out}: there is no directory {Path(options.out).parent}")
     from rlplat.state import timeline

@@ -6,6 +6,7 @@ The figures are those of Agarwal et al., "Deep Reinforcement Learning at the Edg
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,10 @@ import numpy as np
 from rlplat.catalog import settings_of
 from rlplat.cli.look.cluster_view import plain_table
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
-from rlplat.cli.view.plot import COLORS, FEW, groups_of
+from rlplat.cli.parser import command
+from rlplat.cli.view.plot import COLORS, FEW, groups_of, picture, save_picture
 from rlplat.dashboard.bands import curve_of, improvements, interval, performance_profile, summary
-from rlplat.errors import ConfigError, MissingExtra
+from rlplat.errors import ConfigError
 from rlplat.figures import figure
 from rlplat.metrics import read_records
 from rlplat.rl.names_elsewhere import switches_of
@@ -74,12 +75,8 @@ class Published:
     env_steps: str
 
 
-def build_parser() -> Parser:
-    return command("compare", _HELP, {"N": float, "FILE": Path})
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("compare", _HELP, {"N": float, "FILE": Path})
+def run(options: argparse.Namespace) -> int:
     if options.out is not None and options.out.suffix.lower() not in (".png", ".svg", ".pdf", ".csv"):
         raise ConfigError(f"--out takes a file that ends in .png, .svg, .pdf or .csv, not '{options.out}'")
     published = read_published(options.against) if options.against else []
@@ -275,13 +272,8 @@ def _write(by_env: Mapping[str, Sequence[Group]], metric: str, out: Path) -> Non
             for env, groups in by_env.items():
                 writer.writerows([env, each.name, f"{score:.6g}"] for each in groups for score in each.scores)
         return
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtra("matplotlib", "plots", "a picture") from None
-    picture = Figure(figsize=(4.8 * len(by_env), 3.6), layout="constrained")
-    for axes, (env, groups) in zip(np.atleast_1d(picture.subplots(1, len(by_env))), by_env.items(), strict=True):
+    drawn = picture(4.8 * len(by_env), 3.6)
+    for axes, (env, groups) in zip(np.atleast_1d(drawn.subplots(1, len(by_env))), by_env.items(), strict=True):
         for each, color in zip(groups, COLORS * (1 + len(groups) // len(COLORS)), strict=False):
             scores, share, low, high = performance_profile(each.scores)
             axes.step(scores, share, where="post", color=color, label=f"{each.name} (n = {len(each.scores)})")
@@ -291,5 +283,4 @@ def _write(by_env: Mapping[str, Sequence[Group]], metric: str, out: Path) -> Non
         axes.set_ylabel("share of runs")
         axes.legend(frameon=False, fontsize="small")
         axes.grid(alpha=0.3)
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):
-        picture.savefig(out, dpi=200)
+    save_picture(drawn, out)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import ConfigError, MissingExtra, UsageError
 from rlplat.listening import in_url, is_loopback, listen, read_token
 
@@ -28,12 +29,8 @@ examples:
 """
 
 
-def build_parser() -> Parser:
-    return command("dashboard", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("dashboard", _HELP)
+def run(options: argparse.Namespace) -> int:
     if options.runs and options.export is None:
         raise UsageError("--runs goes with --export FILE; the page itself lets you choose runs")
     if options.export is not None and not options.export.absolute().parent.is_dir():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import glob
 from pathlib import Path
 from typing import Any
 
 from rlplat.catalog import find, flat, settings_of
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.metrics import read_records
 from rlplat.paths import expanded
@@ -42,12 +43,8 @@ bootstrap interval. An evaluation is drawn at the env steps of the weights that 
 """
 
 
-def build_parser() -> Parser:
-    return command("plot", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("plot", _HELP)
+def run(options: argparse.Namespace) -> int:
     out: Path = options.out
     if out.suffix.lower() not in _FORMATS:
         raise ConfigError(f"--out takes a file that ends in {', '.join(_FORMATS)}, not '{out}'")
@@ -144,12 +141,7 @@ def _end_of(band: Any, x_name: str) -> str:
 
 
 def draw(bands: dict[str, Any], metric: str, x_name: str, middle: str, title: str, out: Path) -> None:
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure  # without pyplot: no window, no global state
-    except ImportError:
-        raise MissingExtra("matplotlib", "plots", "a picture") from None
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    figure = picture(6.4, 4.0)
     axes = figure.add_subplot()
     for (label, each), color in zip(bands.items(), COLORS * (1 + len(bands) // len(COLORS)), strict=False):
         num = int(each.num_runs.max())
@@ -167,6 +159,20 @@ def draw(bands: dict[str, Any], metric: str, x_name: str, middle: str, title: st
     axes.legend(frameon=False, fontsize="small", title=of_runs, title_fontsize="small")
     if title:
         axes.set_title(title)
+    save_picture(figure, out)
+
+
+def picture(width: float, height: float) -> Any:
+    try:
+        from matplotlib.figure import Figure  # without pyplot: no window, no global state
+    except ImportError:
+        raise MissingExtra("matplotlib", "plots", "a picture") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_picture(figure: Any, out: Path) -> None:
+    import matplotlib
+
     with matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text
         figure.savefig(out, dpi=200)
 

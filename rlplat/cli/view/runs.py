@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rlplat.catalog import describe_experiment, describe_run, find
 from rlplat.cli.look.cluster_view import plain_table
 from rlplat.cli.output import print_json
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
 from rlplat.given.spelling import spelled
@@ -28,12 +29,8 @@ examples:
 """
 
 
-def build_parser() -> Parser:
-    return command("runs", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("runs", _HELP)
+def run(options: argparse.Namespace) -> int:
     if not options.directory.is_dir() and str(options.directory) != "runs":
         raise ConfigError(f"there is no directory {options.directory}")
     found = [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
 
-from rlplat.cli.parser import Parser, command
+from rlplat.cli.parser import command
 from rlplat.errors import ConfigError
 
 _HELP = """\
@@ -30,12 +31,8 @@ Killed, or without a network, it sends the rest when it is run again. Nothing is
 """
 
 
-def build_parser() -> Parser:
-    return command("track", _HELP)
-
-
-def run(arguments: list[str]) -> int:
-    options = build_parser().parse_args(arguments)
+@command("track", _HELP)
+def run(options: argparse.Namespace) -> int:
     directory: Path = options.run
     from rlplat.rl.run.run_directory import not_a_run
     from rlplat.tracking.copying import Copier
