@@ -7,14 +7,13 @@ import sys
 
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import command
-from rlplat.errors import ConfigError
 from rlplat.figures import figure
 
 _HELP = """\
 Play episodes with the trained agent of a run; the rewards are raw, never clipped or scaled.
 
 RUN  a run directory, or one of its checkpoints
---episodes N:20  how many
+--episodes N>0:20  how many
 --checkpoint NAME  latest (the newest valid one; default), best, or step_N
 --seed N  another seed than the run's: other episodes
 --json  print one JSON object
@@ -29,8 +28,6 @@ examples:
 
 @command("evaluate", _HELP)
 def run(options: argparse.Namespace) -> int:
-    if options.episodes < 1:
-        raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     from rlplat.rl.interfaces import CutEpisode
     from rlplat.rl.run.evaluation import evaluation_metrics, what_was_cut
     from rlplat.rl.run.trained_agent import load

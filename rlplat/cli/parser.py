@@ -15,14 +15,15 @@
     def run(options: argparse.Namespace) -> int: ...
 
 A line of the second part is an argument and what it means, two blanks between them; further lines of its meaning are
-indented. `N:20` has a default (`NAME:` an empty text), `WORKER?` may be absent, `RUN...` and `RUN+` take several,
-`KEY*` may be repeated, `--resume auto?` alone is "yes", `--out! FILE` is required, `{a,b}` are choices, `dest@NAME`
-names the value.
+indented. `N:20` has a default (`NAME:` an empty text), `N>0` is positive, `WORKER?` may be absent, `RUN...` and `RUN+`
+take several, `KEY*` may be repeated, `--resume auto?` alone is "yes", `--out! FILE` is required, `{a,b}` are choices,
+`dest@NAME` names the value.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ def _add(parser: Parser, words: str, meaning: str, types: Mapping[str, Any]) -> 
         options["action"] = "store_true"
     else:
         shown, sign, default = found.groups()
-        kind = types.get(shown, str)
+        shown, bound, _ = shown.partition(">")
+        kind = _positive(types[shown]) if bound else types.get(shown, str)
         options |= {"metavar": shown, "type": kind}
         if shown.startswith("{"):
             options |= {"choices": shown[1:-1].split(","), "metavar": None if names else shown}
@@ -118,7 +120,20 @@ def _add(parser: Parser, words: str, meaning: str, types: Mapping[str, Any]) -> 
     parser.add_argument(*names, help=meaning.replace("%", "%%"), **options)
 
 
+def _positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    @functools.wraps(kind, updated=())  # argparse names it
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"is a positive number, not {text}")
+        return value
+
+    return read
+
+
 def _in_our_words(message: str) -> str:
+    if found := re.fullmatch(r"argument ([^:]*): (is a positive .*)", message):
+        return f"{_name(found[1])} {found[2]}"
     if found := re.fullmatch(r"argument ([^:]*): invalid (int|float) value: (.*)", message):
         return f"{_name(found[1])} takes {_KINDS[found[2]]}, not {found[3]}"
     if found := re.fullmatch(r"argument ([^:]*): invalid choice: (.*?) \(choose from (.*)\)", message):

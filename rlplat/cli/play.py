@@ -19,7 +19,7 @@ _HELP = """\
 Play episodes with the trained agent of a run and record them as a video; prints their returns.
 
 RUN  a run directory, or one of its checkpoints
---episodes N:1  how many
+--episodes N>0:1  how many
 --out FILE.mp4  the video (default: RUN/videos/play_<checkpoint>.mp4)
 --checkpoint NAME  latest (the newest valid one; default), best, or step_N
 --seed N  another seed than the run's: other episodes
@@ -37,8 +37,6 @@ Needs PyAV for videos: pip install 'rlplat[video]'. No display is needed.
 
 @command("play", _HELP)
 def run(options: argparse.Namespace) -> int:
-    if options.episodes < 1:
-        raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     if options.show and options.out:
         raise ConfigError("--show opens a window, --out writes a video: omit one of them")
     if options.out and options.out.suffix.lower() != ".mp4":

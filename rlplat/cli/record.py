@@ -22,7 +22,7 @@ RUN copies the episodes of a data set of Minari's; in that of DIR it writes one.
 
 RUN  a run directory, or one of its checkpoints; or minari:ID, or a data set
 --out! DIR  the data set to write; or minari:ID
---episodes N  how many (default: 50; all of minari:ID, else its first N)
+--episodes N>0  how many (default: 50; all of minari:ID, else its first N)
 --sampled  draw actions as in training, not the most likely ones
 --random SHARE:0.0  share of steps with any legal action
 --checkpoint NAME  latest (the newest valid one; default), best, or step_N
@@ -39,8 +39,6 @@ examples:
 
 @command("record", _HELP, {"DIR": expanded, "N": int, "SHARE": float})
 def run(options: argparse.Namespace) -> int:
-    if options.episodes is not None and options.episodes < 1:
-        raise ConfigError(f"--episodes is a positive number, not {options.episodes}")
     if not 0.0 <= options.random <= 1.0:
         raise ConfigError(f"--random is a share from 0 to 1, not {options.random}")
     from rlplat.rl.offline.dataset import MINARI

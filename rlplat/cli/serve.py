@@ -12,7 +12,7 @@ from typing import Any
 
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import Parser, command, parser_from
-from rlplat.errors import ConfigError, UsageError
+from rlplat.errors import UsageError
 from rlplat.listening import read_token
 
 _HELP = """\
@@ -25,8 +25,8 @@ RUN  a run directory, one of its checkpoints, an exported .onnx file, an experim
 --name NAME:  name of the model in /v2/models/NAME (default: the run's directory)
 --host HOST:127.0.0.1  address to listen on; 127.0.0.1 is this machine only
 --port N:8000  0 takes one that is free
---replicas N:1  processes that act
---max-rows N:256  rows of a forward pass at most
+--replicas N>0:1  processes that act
+--max-rows N>0:256  rows of a forward pass at most
 --follow  take newer weights of the run as they appear
 --token-file FILE  its content is what callers must show (or $RLPLAT_SERVE_TOKEN); needed beyond this machine
 
@@ -52,7 +52,7 @@ _FILE_HELP = {
 def build_file_parser(verb: str) -> Parser:
     """Of `rlplat serve deploy`, `status` and `shutdown`."""
     json = "--json  everything that is known\n" if verb == "status" else ""
-    waits = "--timeout-s S  how long it waits (default: 600 for deploy, 10 for status, 120 for shutdown)\n"
+    waits = "--timeout-s S>0  how long it waits (default: 600 for deploy, 10 for status, 120 for shutdown)\n"
     arguments = f"FILE?serve.yaml  the file that describes the applications\n{waits}{json}"
     return parser_from(
         f"serve {verb}", f"{_FILE_HELP[verb]}\n\n{arguments}\nexample:\n  rlplat serve {verb} serve.yaml\n"
@@ -65,10 +65,6 @@ def run(arguments: list[str]) -> int:
         return _of_file(arguments[0], build_file_parser(arguments[0]).parse_args(arguments[1:]))
     options = run.parser().parse_args(arguments)
     _refuse_ignored(str(options.run), arguments)
-    if options.replicas < 1:
-        raise ConfigError(f"--replicas is a positive number, not {options.replicas}")
-    if options.max_rows < 1:
-        raise ConfigError(f"--max-rows is a positive number, not {options.max_rows}")
     token = read_token(options.token_file) if options.token_file else os.environ.get("RLPLAT_SERVE_TOKEN", "")
     from rlplat.serve.policies.serving import serve_policy
 
@@ -131,8 +127,6 @@ def _refuse_ignored(where: str, arguments: list[str]) -> None:
 def _of_file(verb: str, options: argparse.Namespace) -> int:
     from rlplat.serve.files import verbs
 
-    if options.timeout_s is not None and not options.timeout_s > 0:
-        raise ConfigError(f"--timeout-s is a positive number, not {options.timeout_s}")
     seconds = options.timeout_s or verbs.TIMEOUT_S[verb]
     if verb == "deploy":
         done = verbs.deploy(options.file, seconds)

@@ -35,11 +35,6 @@ def chosen(options: argparse.Namespace) -> str | None:
     return options.session or options.pid
 
 
-def check_limit(limit: int) -> None:
-    if limit < 1:
-        raise ConfigError(f"--limit is a positive number, not {limit}")
-
-
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], indent: str = "") -> None:
     """In colour on a terminal; elsewhere plain columns that stay the same for `grep` and `awk`."""
     cells = [

@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from rlplat.cli.look.cluster_view import (
-    check_limit,
     chosen,
     looking,
     print_silent,
@@ -21,7 +20,7 @@ _HELP = """\
 List what is in a running cluster.
 
 what@{tasks,actors,objects,nodes,workers,placement-groups,clusters}  what to list
---limit N:100  most rows
+--limit N>0:100  most rows
 --filter COLUMN=VALUE*  only such rows; may be repeated
 --summary  tasks: counts by name and state
 --pid PID  the cluster of this driver, when several are running
@@ -50,7 +49,6 @@ _OPTIONAL = {"namespace", "call_site", "reason"}
 
 @looking("list", _HELP)
 def run(options: argparse.Namespace) -> int:
-    check_limit(options.limit)
     filters = dict(map(_filter, options.filter))
     if options.summary and (options.what != "tasks" or filters):
         raise ConfigError("--summary counts all tasks: rlplat list tasks --summary")

@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from rlplat.cli.look.cluster_view import (
-    check_limit,
     chosen,
     looking,
     on_node,
@@ -20,7 +19,7 @@ from rlplat.cli.output import print_json
 _HELP = """\
 Show the objects of a running cluster, by owner, and who holds refs to them.
 
---limit N:10  most objects of each owner
+--limit N>0:10  most objects of each owner
 --summary  counts of all objects by what made them (and where)
 --pid PID  the cluster of this driver, when several are running
 --session FOLDER  the same, by its folder in /dev/shm
@@ -36,7 +35,6 @@ examples:
 
 @looking("memory", _HELP)
 def run(options: argparse.Namespace) -> int:
-    check_limit(options.limit)
     from rlplat.state import memory_report, summarize_objects
 
     if options.summary:
