@@ -189,7 +189,6 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     was_up = (folder / "up").exists()
     if request["jobs"]:  # no further program from here on
         (folder / "up").unlink(missing_ok=True)
-    if request["jobs"]:
         jobs = Jobs(folder)
         for job in jobs.all():
             if job["state"] in ("running", "lost"):

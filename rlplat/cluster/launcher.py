@@ -64,7 +64,7 @@ class Launcher:
     ) -> None:
         """file: that of the cluster, as the user calls it, for messages."""
         self.cluster, self.file = cluster, file
-        self.folder = cluster.folder or f"~/.rlplat/clusters/{cluster.title}"
+        self.folder = cluster.place
         self._say = say
         self._engine = engine or engine_of(cluster)
         self._open = ExitStack()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 NODE, JOB = "RLPLAT_CLUSTER_NODE", "RLPLAT_CLUSTER_JOB"
 _LOOK_S = 0.2
@@ -48,7 +49,10 @@ def end_all(name: str, folder: str, first: int | None, grace_s: float) -> bool:
     """SIGTERM to `first` and its process group, SIGKILL to all that carry the mark after `grace_s`; whether any did."""
     found = marked(name, folder)
     if first is not None and first in found:
-        _signal_group(first, signal.SIGTERM)
+        try:
+            os.killpg(first, signal.SIGTERM)
+        except OSError:
+            _signal(first, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while marked(name, folder) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -64,18 +68,9 @@ def signal_all(name: str, folder: str, number: int) -> None:
         _signal(pid, number)
 
 
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except OSError:
-        _signal(pid, number)
-
-
 def _signal(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def ignore_user_signals() -> None:

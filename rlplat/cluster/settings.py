@@ -290,8 +290,8 @@ class ClusterSettings(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.provider is None:
-            raise ValueError(f"'provider' is not set: one of {', '.join(self.sections())}")
-        others = [name for name in self.sections() if name != self.provider and getattr(self, name) is not None]
+            raise ValueError(f"'provider' is not set: one of {', '.join(PROVIDERS)}")
+        others = [name for name in PROVIDERS if name != self.provider and getattr(self, name) is not None]
         if others:
             raise ValueError(f"{others[0]}= is for provider: {others[0]}, and provider={self.provider}: remove one")
         if self.provider == "ssh" and self.ssh is None:
@@ -366,21 +366,12 @@ class ClusterSettings(Section):
         if self.workdir is not None and not Path(self.workdir).expanduser().is_dir():
             raise ValueError(f"workdir={self.workdir} is not a folder of this machine")
 
-    @classmethod
-    def sections(cls) -> list[str]:
-        return list(PROVIDERS)
-
     @property
     def num_nodes(self) -> int:
         if self.provider == "ssh":
             return len(self.ssh.hosts) if self.ssh else 0
-        if self.provider == "slurm":
-            return (self.slurm or SlurmSettings()).nodes
-        if self.provider == "sky":
-            return (self.sky or SkySettings()).nodes
-        if self.provider == "kubernetes":
-            return (self.kubernetes or KubernetesSettings()).nodes
-        return (self.local or LocalSettings()).nodes
+        section = getattr(self, self.provider or "")
+        return section.nodes if section else 1
 
     @property
     def node_types(self) -> dict[str, NodeType]:
@@ -396,6 +387,11 @@ class ClusterSettings(Section):
             offers = {"CPU": float(kind.num_cpus)} | ({"GPU": float(kind.num_gpus)} if kind.num_gpus else {})
             types[name] = NodeType(offers, kind.min_nodes, kind.max_nodes)
         return types
+
+    @property
+    def place(self) -> str:
+        """Its folder on each node."""
+        return self.folder or f"~/.rlplat/clusters/{self.title}"
 
     @property
     def title(self) -> str:

@@ -55,7 +55,7 @@ def submit(cluster: ClusterSettings, program: Sequence[str]) -> tuple[str, Path]
     if bool(slurm.seeds) != has_seed:
         fix = "give slurm.seeds" if has_seed else f"put {SEED} into the program's arguments, or all tasks do the same"
         raise UsageError(f"slurm.seeds and {SEED} go together: {fix}")
-    root = private_folder(Path(cluster.folder or f"~/.rlplat/clusters/{cluster.title}").expanduser().absolute())
+    root = private_folder(Path(cluster.place).expanduser().absolute())
     folder = numbered_folder(private_folder(root / "slurm"))
     workdir = Path(cluster.workdir or ".").expanduser().absolute()
     if not workdir.is_dir():

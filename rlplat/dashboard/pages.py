@@ -166,17 +166,8 @@ class Pages:
             label = _label(members, settings)
             if last := [float(points[name][1][-1]) for name in members if len(points[name][1])]:
                 scores[label] = last
-            curves.append(
-                {
-                    "runs": members,
-                    "label": label,
-                    "x": found.x.tolist(),
-                    "middle": found.middle.tolist(),
-                    "low": found.low.tolist(),
-                    "high": found.high.tolist(),
-                    "num_runs": found.num_runs.tolist(),
-                }
-            )
+            numbers = {name: array.tolist() for name, array in vars(found).items()}
+            curves.append({"runs": members, "label": label, **numbers})
         return {
             "curves": curves,
             "groups": [{"label": label, **summary(last)} for label, last in scores.items()],

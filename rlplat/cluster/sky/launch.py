@@ -15,7 +15,7 @@ from rlplat.errors import UsageError
 
 def folder_of(cluster: ClusterSettings) -> Path:
     """Of the cluster's files on this machine."""
-    return Path(cluster.folder or f"~/.rlplat/clusters/{cluster.title}").expanduser().absolute()
+    return Path(cluster.place).expanduser().absolute()
 
 
 def submit(cluster: ClusterSettings, program: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from rlplat.serve.http.held import Held
+from rlplat.serve.http.held import Held, HeldByOne
 
 WRITER = "rlplat.writer"
 """The key of a request's `Writer` in its scope."""
@@ -192,7 +192,7 @@ class Connection(_CutsOff, HttpToolsProtocol):
 class WebSocketConnection(_CutsOff, WebSocketsSansIOProtocol):
     def __init__(self, config: Any, server_state: State, app_state: Any, _loop: Any = None) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._held = server_state.held.of_one()
+        self._held = HeldByOne(server_state.held)
         self._fragments = self._idle_frames = 0
         self._second = 0.0
         self._saw_frame = False

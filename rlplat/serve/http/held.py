@@ -14,9 +14,6 @@ class Held:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.num_bytes = max_bytes, 0
 
-    def of_one(self) -> HeldByOne:
-        return HeldByOne(self)
-
 
 class HeldByOne:
     def __init__(self, all: Held) -> None:
@@ -44,7 +41,7 @@ class Body:
         on_whole: Callable[[], Awaitable[None]],
     ) -> None:
         self._receive, self._max_bytes, self._on_whole = receive, max_bytes, on_whole
-        self.held = held.of_one()
+        self.held = HeldByOne(held)
         self.is_whole = False
         self.refusal: Refused | None = None
 

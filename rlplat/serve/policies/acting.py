@@ -51,7 +51,8 @@ class ServedPolicy:
         self._peers: Callable[[], dict[str, Any]] = dict
         self.engine: Engine | None = None
         self.raw: RawRows | None = None
-        self._is_leaving = asyncio.Event()
+        self.is_leaving = asyncio.Event()
+        """Set when the replica drains."""
         self.probe: Any = None
 
     def introduce(self, name: str, peers: Callable[[], dict[str, Any]]) -> None:
@@ -66,18 +67,13 @@ class ServedPolicy:
             self.raw = RawRows(agent.spaces)
         else:
             self.agent.spaces.spec.require_same(agent.spaces.spec, "the policy that is served", "the new one")
-            self.engine.replace(agent)
+            self.engine.agent = agent
         self.probe = probe
 
     @property
     def agent(self) -> Any:
         assert self.engine is not None, "reconfigure comes first"
         return self.engine.agent
-
-    @property
-    def is_leaving(self) -> asyncio.Event:
-        """Set when the replica drains."""
-        return self._is_leaving
 
     def gauges(self) -> dict[str, float]:
         assert self.engine is not None
@@ -140,7 +136,7 @@ class ServedPolicy:
 
     async def open_session(self) -> str:
         """The id of a new one: in another replica where this one ends."""
-        for peer in self._others() if self._is_leaving.is_set() else ():
+        for peer in self._others() if self.is_leaving.is_set() else ():
             try:
                 opened: str = await peer.ask.remote("open_for_peer")
                 return opened
@@ -202,12 +198,12 @@ class ServedPolicy:
         self.sessions.adopt(sessions, time.monotonic())
 
     def _require_to_stay(self) -> None:
-        if self._is_leaving.is_set():
+        if self.is_leaving.is_set():
             raise Refused(503, "draining", f"{self._name} is ending", 0.0)
 
     async def hand_over(self) -> None:
         """This replica ends: WebSockets are told, sessions go to another replica."""
-        self._is_leaving.set()
+        self.is_leaving.set()
         await asyncio.sleep(0)
         for peer in self._others():
             try:

@@ -40,7 +40,8 @@ class Acted(NamedTuple):
 class Engine:
     def __init__(self, agent: Any, *, max_rows: int, max_waiting_rows: int) -> None:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="rlplat-serve-policy")
-        self._agent = agent
+        self.agent = agent
+        """Another one acts from the next batch on: a batch is of one agent."""
         self.batcher = Batcher(
             self._run,
             max_rows=max_rows,
@@ -51,20 +52,12 @@ class Engine:
             retries_singly=True,
         )
 
-    @property
-    def agent(self) -> Any:
-        return self._agent
-
-    def replace(self, agent: Any) -> None:
-        """From the next batch on; a batch is of one agent."""
-        self._agent = agent
-
     async def act(self, rows: Obs, num_rows: int, *, greedy: bool, state: Array | None = None) -> Acted:
         acted: Acted = await self.batcher.submit(Ask(rows, greedy, state), num_rows)
         return acted
 
     def _run(self, pieces: list[Piece]) -> Sequence[Any]:
-        agent = self._agent
+        agent = self.agent
         results: list[Any] = [None] * len(pieces)
         for greedy in (True, False):
             chosen = [index for index, piece in enumerate(pieces) if piece.item.greedy is greedy]

@@ -39,10 +39,9 @@ def open_program(trainable: Any, config: dict[str, Any], context: TrialContext) 
     found, kind = settled(trainable)
     config = copy.deepcopy(config)  # the trial may do with it what it likes
     if kind.is_algorithm:
-        from rlplat.tune.trials.rl_program import open_rl_program
+        from rlplat.tune.trials.rl_program import RLProgram
 
-        program: Program = open_rl_program(kind.name, config, context)
-        return program
+        return RLProgram(kind.name, config, context)
     if kind.form == "class":
         return ClassProgram(found, config, context)
     return FunctionProgram(found, config, context)

@@ -87,11 +87,6 @@ def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def document_of(algo: str, config: Mapping[str, Any], seed: int | None = None, directory: Path | None = None) -> str:
-    """best.yaml: the complete settings with `algo`, as config.yaml of a run; `rlplat train best.yaml` takes it."""
-    return plan_trial(algo, config, seed).to_yaml(directory)
-
-
 def check_configs(
     algo: str, configs: Iterable[Mapping[str, Any]], origins: Mapping[Any, str] | None = None
 ) -> list[str]:

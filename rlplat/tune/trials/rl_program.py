@@ -30,9 +30,7 @@ from rlplat.rl.run.training_loop import open_run, stop_reason, stop_rules, train
 from rlplat.rl.run.view import Progress
 from rlplat.tune.trials import TrialContext
 from rlplat.tune.trials.checkpoints import remove
-from rlplat.tune.trials.rl_config import demand_of, document_of, plan_trial
-
-__all__ = ["RLProgram", "demand_of", "document_of", "open_rl_program"]
+from rlplat.tune.trials.rl_config import plan_trial
 
 _CHECKPOINT = re.compile(r"step_(\d+)$")
 _COPY = "exploit_"
@@ -41,12 +39,9 @@ LAST_SAVE_SHARE = 0.1
 """Of a trial's time that a last checkpoint, which only people may want, may take."""
 
 
-def open_rl_program(algo: str, config: Mapping[str, Any], context: TrialContext) -> RLProgram:
-    """Nothing starts before the first `step` or `load_from`."""
-    return RLProgram(algo, config, context)
-
-
 class RLProgram:
+    """Nothing starts before the first `step` or `load_from`."""
+
     can_save = True
 
     def __init__(self, algo: str, config: Mapping[str, Any], context: TrialContext) -> None:

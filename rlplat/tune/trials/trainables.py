@@ -70,12 +70,13 @@ class TrainableKind:
         return 0.0 if self.is_algorithm or self.leaves_gpus else demand.get("GPU", 0.0)
 
     def document(self, config: dict[str, Any], seed: int, directory: Path) -> str | None:
-        """The text of best.yaml in this directory; None: just the config. seed: the trial's."""
+        """The text of best.yaml in this directory; None: just the config. Of an algorithm all settings, as config.yaml
+        of a run: `rlplat train best.yaml` takes it. seed: the trial's."""
         if not self.is_algorithm:
             return None
-        from rlplat.tune.trials.rl_config import document_of
+        from rlplat.tune.trials.rl_config import plan_trial
 
-        return document_of(self.name, config, seed, directory)
+        return plan_trial(self.name, config, seed).to_yaml(directory)
 
     def notes(self, config: dict[str, Any]) -> list[str]:
         """What was decided for the user, a line each; config: of some trial."""

@@ -14,7 +14,6 @@ from rlplat.tune.trials.rl_config import (
     check_mutations,
     check_seeds,
     demand_of,
-    document_of,
     plan_trial,
 )
 
@@ -59,7 +58,7 @@ def test_what_a_trial_takes(config: dict[str, Any], demand: dict[str, float]) ->
 
 
 def test_the_document_of_the_best_is_complete() -> None:
-    text = document_of("dqn", {"env": "CartPole-v1", "stop": {"env_steps": 500}}, seed=3)
+    text = plan_trial("dqn", {"env": "CartPole-v1", "stop": {"env_steps": 500}}, seed=3).to_yaml()
     assert text.startswith("algo: dqn\n")
     assert "seed: 3" in text and "env_steps: 500" in text and "batch_size: 64" in text
 
