@@ -10,9 +10,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 from rlplat.given.say import open_streams, spare_stderr
+
+if TYPE_CHECKING:
+    from rlplat.cli.parser import Command
 
 _GROUPS = {
     "train": {
@@ -83,7 +86,7 @@ _MODULES = {
     "up": "cluster.nodes:up",
     "down": "cluster.nodes:down",
     "start": "cluster.start",
-    "stop": "cluster.stop",
+    "stop": "cluster.start:stop",
     "exec": "cluster.programs:exec_",
     "attach": "cluster.programs:attach",
     "submit": "cluster.programs:submit",
@@ -160,11 +163,10 @@ def _main(arguments: list[str], *, is_program: bool) -> int:
         return 2
     from rlplat.cli.exit_codes import run_and_report
 
-    module, function = home_of(command)
-    return run_and_report(getattr(module, function or "run"), arguments[1:], is_program=is_program)
+    return run_and_report(command_of(command), arguments[1:], is_program=is_program)
 
 
-def home_of(command: str) -> tuple[ModuleType, str]:
-    """The module of a command, and the name of its function there; empty: `run`."""
-    name, _, function = _MODULES.get(command, command.replace("-", "_")).partition(":")
-    return importlib.import_module(f"rlplat.cli.{name}"), function
+def command_of(name: str) -> Command:
+    module, _, function = _MODULES.get(name, name.replace("-", "_")).partition(":")
+    found: Command = getattr(importlib.import_module(f"rlplat.cli.{module}"), function or "run")
+    return found

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rlplat.cli import COMMANDS, HIDDEN, home_of
-from rlplat.cli.parser import Command, command
+from rlplat.cli import COMMANDS, HIDDEN, command_of
+from rlplat.cli.parser import command
 
 _HELP = """\
 Print what the shell needs to complete commands, options, algorithms, configs and runs.
@@ -92,13 +92,7 @@ def _beginning(words: Iterable[str], begun: str) -> list[str]:
 def parser_of(command: str) -> argparse.ArgumentParser | None:
     if command not in COMMANDS:
         return None
-    module, function = home_of(command)
-    if function:
-        from rlplat.cli.cluster.options import cluster_parser
-
-        return cluster_parser(command)
-    run: Command = module.run
-    return run.parser()
+    return command_of(command).parser()
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[str]:

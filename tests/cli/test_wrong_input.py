@@ -209,5 +209,5 @@ def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch: pytest.
     def interrupted(command: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlplat.cli.home_of", interrupted)
+    monkeypatch.setattr("rlplat.cli.command_of", interrupted)
     assert main(["train"]) == 130

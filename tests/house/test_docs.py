@@ -11,19 +11,18 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from benchmarks import a3c_scaling, runtime, simulation, train
-from rlplat.cli import _MODULES, COMMANDS
+from rlplat.cli import COMMANDS, command_of
 from rlplat.cli import check_env as check_env_command
 from rlplat.cli import serve as serve_command
 from rlplat.cli import train as train_command
 from rlplat.cli import tune as tune_command
 from rlplat.cli import tune_show as tune_show_command
-from rlplat.cli.cluster.options import cluster_parser, with_program
+from rlplat.cli.cluster.options import with_program
 from rlplat.cluster.settings import resolve_cluster
 from rlplat.config import Layer, layer_from_flags, parse_yaml, resolve
 from rlplat.rl.names_elsewhere import switches_of
@@ -176,8 +175,8 @@ CHECKS: dict[str, Callable[[list[str]], object]] = {
     "serve": check_serve,
     "check-env": check_check_env,
     "tune": check_tune,
-    "exec": lambda arguments: cluster_parser("exec").parse_args(with_program(arguments)[0]),
-    "submit": lambda arguments: cluster_parser("submit").parse_args(with_program(arguments)[0]),
+    "exec": lambda arguments: command_of("exec").parser().parse_args(with_program(arguments)[0]),
+    "submit": lambda arguments: command_of("submit").parser().parse_args(with_program(arguments)[0]),
 }
 
 
@@ -186,11 +185,7 @@ def check(command: str, arguments: list[str]) -> None:
         CHECKS[command](arguments)
         return
     assert command in COMMANDS
-    module, of_cluster, _ = _MODULES.get(command, command).partition(":")
-    if of_cluster:
-        cluster_parser(command).parse_args(arguments)
-    else:
-        import_module(f"rlplat.cli.{module}").run.parser().parse_args(arguments)
+    command_of(command).parser().parse_args(arguments)
 
 
 @pytest.mark.slow

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 from pathlib import Path
 
-from rlplat.cli.cluster.options import cluster_parser, launcher_of
+from rlplat.cli.cluster.options import launcher_of, of_cluster
 from rlplat.errors import ConfigError, UsageError
 
 
-def rsync_up(arguments: list[str]) -> int:
-    options = cluster_parser("rsync-up").parse_args(arguments)
+@of_cluster("rsync-up")
+def rsync_up(options: argparse.Namespace) -> int:
     with launcher_of(options.cluster) as launcher:
         source = options.source or launcher.cluster.workdir
         if source is None:
@@ -20,8 +21,8 @@ def rsync_up(arguments: list[str]) -> int:
     return 0
 
 
-def rsync_down(arguments: list[str]) -> int:
-    options = cluster_parser("rsync-down").parse_args(arguments)
+@of_cluster("rsync-down")
+def rsync_down(options: argparse.Namespace) -> int:
     from rlplat.cluster.node_process import HostError
     from rlplat.cluster.transfer import bring_down
 
@@ -36,8 +37,8 @@ def rsync_down(arguments: list[str]) -> int:
     return 0
 
 
-def port_forward(arguments: list[str]) -> int:
-    options = cluster_parser("port-forward").parse_args(arguments)
+@of_cluster("port-forward")
+def port_forward(options: argparse.Namespace) -> int:
     local_port, port = options.ports
     with launcher_of(options.cluster) as launcher:
         node = launcher.node(options.node)

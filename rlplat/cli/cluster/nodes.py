@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from rlplat.cli.cluster.options import cluster_parser, launcher_of, refuse_dry_run
+import argparse
+
+from rlplat.cli.cluster.options import launcher_of, of_cluster, refuse_dry_run
 
 
-def up(arguments: list[str]) -> int:
-    options = cluster_parser("up").parse_args(arguments)
+@of_cluster("up")
+def up(options: argparse.Namespace) -> int:
     from rlplat.cluster.settings import read_cluster
 
     cluster = read_cluster(options.cluster)
@@ -27,8 +29,8 @@ def up(arguments: list[str]) -> int:
     return 0
 
 
-def down(arguments: list[str]) -> int:
-    options = cluster_parser("down").parse_args(arguments)
+@of_cluster("down")
+def down(options: argparse.Namespace) -> int:
     from rlplat.cluster.settings import read_cluster
 
     cluster = read_cluster(options.cluster)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlplat.cli.parser import Parser, parser_from
+from rlplat.cli.parser import Command, Parser, parser_from
 from rlplat.errors import UsageError
 from rlplat.rl.run.interruption import Interrupted
 
@@ -117,7 +117,12 @@ FOLDER  the folder of the job's files
 _USAGE = {"exec": "[--node NAME] -- COMMAND ...", "submit": "[--wait] [--dry-run] -- PROGRAM ..."}
 
 
-def cluster_parser(name: str) -> Parser:
+def of_cluster(name: str, *, takes_words: bool = False) -> Callable[[Callable[[Any], int]], Command]:
+    """As `command`, with the help text that is here."""
+    return lambda does: Command(lambda: _parser_of(name), does, takes_words)
+
+
+def _parser_of(name: str) -> Parser:
     parser = parser_from(name, HELP[name], {"[LOCAL:]PORT": ports})
     if name in _USAGE:
         parser.usage = f"%(prog)s CLUSTER.yaml {_USAGE[name]}"

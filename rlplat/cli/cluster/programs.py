@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplat.cli.cluster.options import cluster_parser, launcher_of, refuse_dry_run, with_program
+from rlplat.cli.cluster.options import launcher_of, of_cluster, refuse_dry_run, with_program
 from rlplat.cli.output import print_json
 from rlplat.durations import duration_text
 from rlplat.errors import UsageError
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
     from rlplat.cluster.settings import ClusterSettings
 
 
+@of_cluster("exec", takes_words=True)
 def exec_(arguments: list[str]) -> int:
     own, program = with_program(arguments)
-    options = cluster_parser("exec").parse_args(own)
+    options = exec_.parser().parse_args(own)
     if not program:
         raise UsageError(f"no command: rlplat exec {options.cluster} -- COMMAND ...")
     return _run(options.cluster, options.node, "run", program, False)
 
 
-def attach(arguments: list[str]) -> int:
-    options = cluster_parser("attach").parse_args(arguments)
+@of_cluster("attach")
+def attach(options: argparse.Namespace) -> int:
     return _run(options.cluster, options.node, "shell", [], sys.stdin.isatty())
 
 
@@ -46,9 +48,10 @@ def _run(path: str, node_name: str | None, verb: str, program: list[str], termin
     return 128 - code if code < 0 else code
 
 
+@of_cluster("submit", takes_words=True)
 def submit(arguments: list[str]) -> int:
     own, program = with_program(arguments)
-    options = cluster_parser("submit").parse_args(own)
+    options = submit.parser().parse_args(own)
     if not program:
         raise UsageError(f"no program: rlplat submit {options.cluster} -- PROGRAM ...")
     from rlplat.cluster.settings import read_cluster
@@ -125,15 +128,15 @@ def _submit_to_sky(cluster: ClusterSettings, program: list[str], is_dry: bool) -
     return 1 if code else 0
 
 
-def join(arguments: list[str]) -> int:
-    options = cluster_parser("join").parse_args(arguments)
+@of_cluster("join")
+def join(options: argparse.Namespace) -> int:
     from rlplat.cluster.join import Task
 
     return Task(Path(options.folder), os.environ).run()
 
 
-def jobs(arguments: list[str]) -> int:
-    options = cluster_parser("jobs").parse_args(arguments)
+@of_cluster("jobs")
+def jobs(options: argparse.Namespace) -> int:
     if options.action != "list" and options.job is None:
         raise UsageError(f"which job? rlplat jobs {options.cluster} {options.action} ID")
     with launcher_of(options.cluster) as launcher:

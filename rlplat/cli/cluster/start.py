@@ -1,4 +1,4 @@
-"""`rlplat start`: this machine becomes a part of a cluster of one owner, without a launcher."""
+"""`rlplat start`, `rlplat stop`: this machine as a part of a cluster of one owner, without a launcher."""
 
 from __future__ import annotations
 
@@ -52,4 +52,23 @@ def run(options: argparse.Namespace) -> int:
         except ValueError:
             raise UsageError(f"rlplat start: --resource {text}: NAME=AMOUNT") from None
     machines.work(str(options.address), options.num_cpus, options.num_gpus, resources)
+    return 0
+
+
+_STOP_HELP = """\
+End what `rlplat start --address` does on this machine, and the workers that it has for a program.
+
+--address FILE  only for the cluster of this join file
+
+examples:
+  rlplat stop
+"""
+
+
+@command("stop", _STOP_HELP)
+def stop(options: argparse.Namespace) -> int:
+    from rlplat import machines
+
+    num = machines.stop(None if options.address is None else str(options.address))
+    print(f"{num} stopped" if num else "nothing of rlplat start runs here")
     return 0
