@@ -1,11 +1,5 @@
 """`TFTrainer`: data-parallel training on TensorFlow from the driver's side, in two forms. No TensorFlow here.
 
-    result = TFTrainer(train_loop=train_loop, config={"lr": 0.1}, num_workers=2, out="runs/demo").fit()
-
-    trainer = TFTrainer(model_creator=..., data_creator=..., config={"lr": 0.1}, num_workers=2)
-    stats = trainer.train()                     # an epoch; RaySGD's interface
-    trainer.shutdown()
-
 The same engine as `TorchTrainer` (`both_forms`); in the ranks: `tf.program`.
 """
 

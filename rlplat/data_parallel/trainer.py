@@ -1,11 +1,4 @@
-"""`TorchTrainer`: data-parallel training from the driver's side, in two forms. No torch here.
-
-    result = TorchTrainer(train_loop, {"lr": 0.1}, num_workers=2, out="runs/demo").fit()
-
-    trainer = TorchTrainer(model_creator=..., data_creator=..., optimizer_creator=..., loss_creator=nn.MSELoss,
-                           config={"lr": 0.1}, num_workers=2)
-    stats = trainer.train()                     # an epoch; RaySGD's interface
-    trainer.shutdown()
+"""`TorchTrainer`: data-parallel training from the driver's side, in two forms (docs/data-parallel.md). No torch here.
 
 Both stand on one group of ranks (`group.RankGroup`), one context in each of them (`torch.context`), one form of states.
 """

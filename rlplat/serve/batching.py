@@ -4,15 +4,8 @@ unless it is told to (`max_wait_ms`).
     batcher = Batcher(run, max_rows=256)                     # run(pieces) -> one result, or exception, for each
     answer = await batcher.submit(item, num_rows)
 
-    @serve.deployment(batch=serve.Batch(max_size=32))        # of any deployment: calls give one input each
-    class Model:
-        def __call__(self, inputs: list) -> list: ...
-
-    @serve.batch(max_size=32)                                # of one `async def` method more
-    async def predict(self, inputs: list) -> list: ...
-
 Rows are counted, not requests: what has more than `max_size` is cut and its results are joined. Each caller gets the
-rows that it asked for.
+rows that it asked for. `Batch` and `batch` are the option and the decorator: docs/serving-reference.md.
 """
 
 from __future__ import annotations

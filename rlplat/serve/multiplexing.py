@@ -1,15 +1,5 @@
-"""Several models in one replica, by an id: loaded when they are asked for, the least recently used one unloaded.
-
-    @serve.deployment(num_replicas=2)
-    class Models:
-        @serve.multiplexed(max_models=3)
-        async def load(self, model_id: str): ...             # a `def` too: it runs in a thread
-
-        async def __call__(self, x):
-            model = await self.load(serve.model_id())
-            return model.predict(x)
-
-    handle.options(model_id="a").remote(x)                   # over HTTP: the header x-model-id
+"""Several models in one replica, by an id: loaded when they are asked for, the least recently used one unloaded
+(docs/serving-reference.md).
 
 1. A replica never has more than `max_models`, those that are being loaded included: one is closed before the next is
    loaded.

@@ -93,9 +93,7 @@ class Server:
                 return action()
             except ConfigError as error:
                 problem = str(error)
-            except psycopg2.InterfaceError as error:
-                problem = f"{self.place}: {line_of(error)}"
-            except psycopg2.OperationalError as error:
+            except (psycopg2.InterfaceError, psycopg2.OperationalError) as error:
                 problem = f"{self.place}: {line_of(error)}"
             if time.monotonic() > deadline:
                 raise ConfigError(f"{problem}; waited for {PATIENCE_S:g} s; when it is back, continue with --resume")

@@ -1,16 +1,4 @@
-"""Domains: the sets from which a trial's values are drawn.
-
-    uniform(0, 1)              a float, 0 <= x < 1
-    loguniform(1e-5, 1e-2)     a float whose logarithm is uniform
-    quniform(0, 1, 0.1)        0, 0.1, ... 1 (both ends)
-    qloguniform(1, 100, 1)     the same steps, small values more often
-    randint(1, 10)             an integer, 1 <= x < 10
-    lograndint(1, 1000)        the same, small ones more often
-    normal(0, 1)               a float, by mean and standard deviation
-    qnormal(0, 10, 5)          the same, rounded to a multiple of 5
-    choice([a, b])             one of these, each as likely
-    grid([a, b])               every one of these, with every point of the other grids
-    sample_from(function)      what function(config) returns
+"""Domains: the sets from which a trial's values are drawn; docs/tuning-reference.md has the table of them.
 
 Options of `choice` and `grid` may be numbers, text, lists or dicts, and may hold domains of their own, which are drawn
 only where their option was. A parameter's value (in `Trial.params`) is always a scalar: a number, text, bool or None.

@@ -1,17 +1,7 @@
-"""Experiment files: YAML -> `ExperimentSpec`s.
-
-    trainable: ppo                        # or ./my_trial.py:train, pkg.mod:Class
-    config: {env: CartPole-v1, learning_rate: {loguniform: [1e-4, 1e-2]}}
-    num_samples: 20
-    scheduler: {name: asha, unit: env_steps, max_progress: 100_000}
-    stop: {env_steps: 100_000}
+"""Experiment files: YAML -> `ExperimentSpec`s (docs/tuning-reference.md).
 
 With `runs`, one file holds several experiments: the other keys are what they share, each run says what it changes
 (nested, or dotted as in --set), and `repeats: 3` makes three of it with different seeds.
-
-    runs:
-      small: {config.policy.hidden_sizes: [32]}
-      large: {config.policy.hidden_sizes: [256, 256], repeats: 3}
 """
 
 from __future__ import annotations

@@ -1,13 +1,5 @@
 """The live table of an experiment on a terminal: a bar, what is there, the best trials, those that run.
 
-    cartpole:  34%|█████████▏                 | 34/100 [01:12<02:20, 2.1 s/trial]
-    4 running, 27 complete, 2 stopped, 1 failed; slots 4 of 4
-    trial  state     accuracy  steps  time  alpha  beta
-    best
-       17  complete     0.931     12  4.1s    0.4     1
-    running
-       33  running      0.702      5  1.2s    0.2     2
-
 It is drawn at most four times a second, by the thread that calls `show`. What this process and those of the runtime
 print meanwhile appears above it.
 """

@@ -1,18 +1,11 @@
 """The search space: a config in which some values are domains.
 
-    space = Space.parse({
-        "learning_rate": tune.loguniform(1e-5, 1e-2),
-        "optimizer": tune.choice([{"name": "sgd", "momentum": tune.uniform(0, 0.99)}, {"name": "adam"}]),
-        "seed": 7,
-    })
+    space = Space.parse({"optimizer": tune.choice([{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam"}])})
     suggestion = space.draw(lambda name, domain: domain.sample(rng))
-    suggestion.config    # {"learning_rate": 0.0021, "optimizer": {"name": "sgd", "momentum": 0.83}, "seed": 7}
-    suggestion.params    # {"learning_rate": 0.0021, "optimizer": "sgd", "optimizer.momentum": 0.83}
+    suggestion.config    # {"optimizer": {"name": "sgd", "momentum": 0.83}}
+    suggestion.params    # {"optimizer": "sgd", "optimizer.momentum": 0.83}
 
-Domains may be anywhere in nested dicts and lists, and in the options of `choice` and `grid`: those are drawn only
-where their option was. In YAML a domain is a mapping with one key: `{loguniform: [1e-5, 1e-2]}`, `{choice: [a, b]}`,
-`{sample_from: ./file.py:function}`; dicts in Python may have that form too. `{constant: ...}` is taken as it is, for
-a config that has such a mapping of its own.
+In YAML a domain is a mapping with one key, `{loguniform: [1e-5, 1e-2]}`; dicts in Python may have that form too.
 
 A parameter is called by its place, `optimizer.momentum`; where two options have different domains at the same place,
 by the option too: `optimizer[sgd].learning_rate`, `optimizer[adam].learning_rate`.

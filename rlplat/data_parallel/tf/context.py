@@ -1,17 +1,4 @@
-"""`TFContext`: what a training function on TensorFlow is given in each rank.
-
-def train_loop(ctx, config):
-    model = tf.keras.Sequential([tf.keras.Input((8,)), tf.keras.layers.Dense(1)])
-    optimizer = tf.keras.optimizers.Adam(config["lr"])
-    model, optimizer, data = ctx.prepare(model, optimizer, dataset.shuffle(1000).batch(100))
-    for epoch in ctx.epochs(10):
-        for x, y in data:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(x) - y) ** 2)
-            gradients = ctx.average_gradients(tape.gradient(loss, model.trainable_variables))
-            optimizer.apply(gradients, model.trainable_variables)
-        ctx.report(loss=loss, checkpoint=True)
-"""
+"""`TFContext`: what a training function on TensorFlow is given in each rank."""
 
 from __future__ import annotations
 

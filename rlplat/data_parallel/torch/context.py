@@ -1,17 +1,4 @@
-"""`Context`: what a training function is given in each rank.
-
-def train_loop(ctx, config):
-    model = nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
-    model, optimizer, loader = ctx.prepare(model, optimizer, DataLoader(data, batch_size=32, shuffle=True))
-    for epoch in ctx.epochs(10):
-        for x, y in loader:
-            loss = F.mse_loss(model(x), y)
-            ctx.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        ctx.report({"loss": loss}, checkpoint=True)
-"""
+"""`Context`: what a training function is given in each rank (docs/data-parallel.md has one)."""
 
 from __future__ import annotations
 

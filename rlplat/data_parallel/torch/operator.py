@@ -1,14 +1,5 @@
 """`TrainingOperator`: the parts of a training and what is done with a batch; for trainers that are told epoch by epoch.
 
-    class Operator(TrainingOperator):
-        def setup(self, config):
-            model = nn.Linear(8, 1)
-            optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
-            self.model, self.optimizer, self.criterion = self.register(
-                models=model, optimizers=optimizer, criterion=nn.MSELoss()
-            )
-            self.register_data(train_loader=DataLoader(...), validation_loader=DataLoader(...))
-
 RaySGD's names: `train_batch`, `validate_batch`, `train_epoch` and `validate` may be overridden. Where a
 trainer is given creators, `setup` may add to what they make.
 """

@@ -299,8 +299,8 @@ class ASHA(Halving):
     once:
 
     - `variant: stopping` (as Ray Tune and Optuna have it): it goes on if it is among the best 1/reduction_factor, and
-      stops
-      for good if not. Among fewer than reduction_factor trials only the best goes on. Equal scores go on together.
+      stops for good if not. Among fewer than reduction_factor trials only the best goes on. Equal scores go on
+      together.
     - `variant: promotion` (algorithm 2 of the paper): it pauses unless it is among the best 1/reduction_factor, rounded
       down, and goes on from its checkpoint as soon as it is, because others came in below it. Equal scores by number.
       When there are no more trials and all are paused, and none was trained in full, the best of the highest rung goes
@@ -469,8 +469,7 @@ class HyperBand(Halving):
     things are not as in the paper, both measured (benchmarks/tune_schedulers.py):
 
     - The order is s_max - 1, ..., 0, s_max. The bracket that halves most bets most on early reports; where they
-      mislead,
-      it is the worst beginning, and where they tell, the one after it is nearly as good.
+      mislead, it is the worst beginning, and where they tell, the one after it is nearly as good.
     - Who is among the best 1/eta of those that came to a rung so far goes on at once (as in ASHA, Li et al. 2020,
       algorithm 2). Waiting for the whole rung, as the paper has it, delays the first whole training: by a third and
       more.
