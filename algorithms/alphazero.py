@@ -68,7 +68,7 @@ class AlphaZeroConfig(AlgorithmConfig):
         "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
         "learner.num_learners": Unused("alphazero has one learner", is_error=True),
         "policy.core": Unused("a search evaluates positions on their own", is_error=True),
-        "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c and impala", is_error=True),
+        "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c, impala and sac", is_error=True),
         "policy.obs_groups": Unused("positions are seen whole", is_error=True),
         "discount": Unused("a game counts by its outcome"),
         "random_start_steps": Unused("games begin at their beginning", is_error=True),

@@ -34,7 +34,7 @@ from pydantic import Field
 
 from rlplat.algorithms.sac import SAC, SACConfig, SACLearner
 from rlplat.rl.algorithm_config import Width
-from rlplat.rl.off_policy.learner import ContinuousPolicyConfig
+from rlplat.rl.off_policy.learner import ContinuousConfig, ContinuousPolicyConfig
 from rlplat.rl.off_policy.ring import bounded_actor
 from rlplat.rl.policies.bounded_actor import ActorSpec, Renorm
 from rlplat.rl.schedules import LearningRate
@@ -62,6 +62,7 @@ class CrossQConfig(SACConfig):
         **SACConfig.unused,
         "target_tau": Unused("there are no target networks", is_error=True),
         "policy.layer_norm": Unused("batch renormalisation is in its place", is_error=True),
+        "policy.use_sde": ContinuousConfig.unused["policy.use_sde"],
     }
 
     policy: WideCriticsConfig = Field(default_factory=WideCriticsConfig)

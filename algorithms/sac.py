@@ -59,6 +59,8 @@ GAUSSIAN = ActorSpec("squashed_gaussian")
 class SACConfig(ContinuousConfig):
     """SAC's settings. The defaults are those of the paper, with MuJoCo's environments in mind."""
 
+    unused = {key: unused for key, unused in ContinuousConfig.unused.items() if key != "policy.use_sde"}
+
     entropy_coef: Auto | Annotated[float, Field(ge=0.0, le=1000.0)] = "auto"
     """alpha, what a nat of entropy is worth in rewards; auto: learnt, so that the entropy is target_entropy."""
     initial_entropy_coef: float = Field(default=1.0, gt=0.0, le=1000.0)

@@ -48,7 +48,9 @@ STABLE_BASELINES3 = {
     "activation_fn": Ours("policy.activation"),
     "ortho_init": Ours("policy.orthogonal_init"),
     "log_std_init": Ours("policy.initial_log_std"),
-    "use_sde": Ours("policy.use_sde", "of PPO and A2C; their log_std_init is ours - log(features) / 2"),
+    "use_sde": Ours(
+        "policy.use_sde", "of PPO, A2C and SAC; log_std_init of the former two is ours - log(features) / 2"
+    ),
     "sde_sample_freq": Ours("policy.sde_sample_freq"),
     "lstm_hidden_size": Ours("policy.core_size", "with policy.core=lstm"),
     "policy_class": Ours("policy.custom"),

@@ -105,8 +105,9 @@ def test_golden_losses(runtime: None, name: str) -> None:
         (CrossQ, RENORMED),
         (SAC, PRIVILEGED | {"normalize_observations": True}),
         (CrossQ, PRIVILEGED | RENORMED),
+        (SAC, {"policy": {"hidden_sizes": [16], "use_sde": True, "sde_sample_freq": 3}}),
     ],
-    ids=["sac", "sac with hindsight", "td3", "tqc", "crossq", "sac with groups", "crossq with groups"],
+    ids=["sac", "sac with hindsight", "td3", "tqc", "crossq", "sac with groups", "crossq with groups", "sac with gSDE"],
 )
 def test_resumes_bit_by_bit(runtime: None, algorithm: Any, more: dict[str, Any]) -> None:
     """Weights, optimizers, alpha, replay, random numbers, environments, statistics: everything goes on."""
@@ -288,6 +289,8 @@ def test_with_images_it_resumes_bit_by_bit(runtime: None, algorithm: Any) -> Non
     more = {"env_kwargs": {"with_side": True}, "random_shift": 2, "learning_starts": 40, "batch_size": 8}
     if algorithm is CrossQ:
         more |= RENORMED
+    if algorithm is SAC:
+        more["policy"] = {"hidden_sizes": [64], "use_sde": True}
     if algorithm is TD3:
         more["policy"] = {"hidden_sizes": [64], "obs_groups": {"actor": ["image"]}}
     config = algorithm.config_class(**(QUICK | PIXELS | more | {"deterministic": True}))

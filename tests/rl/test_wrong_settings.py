@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 import rlplat
 from rlplat.algorithms.a3c import A3CConfig
 from rlplat.algorithms.alphazero import AlphaZeroConfig
+from rlplat.algorithms.crossq import CrossQConfig
 from rlplat.algorithms.dqn import DQNConfig
 from rlplat.algorithms.es import ESConfig
 from rlplat.algorithms.impala import ImpalaConfig
@@ -61,7 +62,7 @@ def test_groups_of_observations_are_refused_where_there_is_no_critic_to_see_more
 def test_state_dependent_exploration_that_would_not_be_is_refused() -> None:
     assert "sde_sample_freq=4 is of use_sde" in message(policy={"sde_sample_freq": 4})
     assert "give a number of steps, or -1" in message(policy={"use_sde": True, "sde_sample_freq": 0})
-    for config in (DQNConfig, SACConfig, TD3Config, ESConfig, AlphaZeroConfig):
+    for config in (DQNConfig, TD3Config, CrossQConfig, ESConfig, AlphaZeroConfig):
         assert "policy.use_sde=True has no effect" in message(config, policy={"use_sde": True})
 
 

@@ -92,7 +92,7 @@ class OffPolicyConfig(AdamWConfig):
     unused: ClassVar[Mapping[str, Unused]] = {
         "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
         "learner.num_learners": Unused("there is one learner", is_error=True),
-        "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c and impala", is_error=True),
+        "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c, impala and sac", is_error=True),
         "policy.obs_groups": Unused("critics of ppo, a3c, impala, sac and td3 may see more", is_error=True),
     }
     shapes_replay: ClassVar[tuple[str, ...]] = REPLAY

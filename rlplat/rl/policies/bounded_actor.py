@@ -24,7 +24,8 @@ from rlplat.rl.spaces import SpaceSpec
 
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 """Bounds of the log standard deviation of a squashed Gaussian (Haarnoja et al. 2018)."""
-
+SDE_EPSILON = 1e-6
+"""Of a variance with `use_sde`: features may all be zero."""
 
 RENORM_EPSILON = 1e-3
 """Of variances, as in CrossQ's code."""
@@ -67,6 +68,8 @@ class BoundedActor(Stateless):
         super().__init__(seed)
         self._normalize = ObsNormalizer(self.spec.obs)
         self._layers: list[Layer] = []
+        self._sde_std, self._noise = np.zeros((0, 0), np.float32), np.zeros((0, 0, 0), np.float32)
+        self._num_explored = 0
         self._scale = ActionScale(spec)
 
     def set_network(self, weights: Weights) -> None:
@@ -78,20 +81,38 @@ class BoundedActor(Stateless):
     def set_weights(self, weights: Weights) -> None:
         self.set_network(weights)
         self._normalize.set_weights(weights)
+        if self.spec.use_sde:
+            self._sde_std = np.exp(weights["head.log_std"])
+            self._noise = self._noise[:0]  # new weights come with every rollout
         if EPSILON in weights:
             self.uniform_share = float(weights[EPSILON][0])
 
+    def features(self, obs: Obs) -> Array:
+        """What the head takes, of observations that are normalised."""
+        return forward(flat_features(obs, self._seen), self._layers[:-1], self.spec.activation, last=True)
+
     def outputs(self, obs: Obs) -> Array:
         """The network's, of observations that are normalised."""
-        return forward(flat_features(obs, self._seen), self._layers, self.spec.activation)
+        return self.head(self.features(obs))
+
+    def head(self, features: Array) -> Array:
+        """What the head gives."""
+        outputs = forward(features, self._layers[-1:], self.spec.activation)
+        if not self.spec.use_sde:
+            return outputs
+        log_std = 0.5 * np.log(np.square(features) @ np.square(self._sde_std) + np.float32(SDE_EPSILON))
+        return np.concatenate([outputs, log_std], axis=1)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
         """obs: [B, ...] -> actions float32[B, A] within the bounds. `deterministic`: without noise."""
-        outputs = self.outputs(self._normalize(obs))
+        features = self.features(self._normalize(obs))
+        outputs = self.head(features)
         num_rows, A = len(outputs), self.spec.action.flat_size
         noise = np.zeros((num_rows, A), np.float32)
         log_probs = np.zeros(num_rows, np.float32)
-        if not deterministic:
+        if not deterministic and self.spec.use_sde:
+            noise = self._explore(features) * np.exp(-outputs[:, A:])
+        elif not deterministic:
             noise = self._rng.standard_normal((num_rows, A), dtype=np.float32)
         if self.actor.kind == "deterministic":
             actions = np.tanh(outputs)
@@ -112,6 +133,16 @@ class BoundedActor(Stateless):
     def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> zeros float32[B]."""
         return np.zeros(len(next(iter(obs.values())) if isinstance(obs, dict) else obs), np.float32)
+
+    def _explore(self, features: Array) -> Array:
+        """State-dependent exploration, float32[B, A]; see `TorchActorCritic` in rl/torch."""
+        shape = (len(features), *self._sde_std.shape)
+        if self._noise.shape != shape or 0 < self.spec.sde_sample_freq <= self._num_explored:
+            self._noise = self._rng.standard_normal(shape, dtype=np.float32) * self._sde_std
+            self._num_explored = 0
+        self._num_explored += 1
+        noise: Array = (features[:, None] @ self._noise)[:, 0]
+        return noise
 
     def _log_probs(self, u: Array, noise: Array, log_std: Array) -> Array:
         """float32[B]: of the actions in the environment's units; see `squashed_log_prob` in rl/torch."""

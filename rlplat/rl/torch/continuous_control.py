@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import map_obs, num_features, take_obs
-from rlplat.rl.policies.bounded_actor import MAX_LOG_STD, MIN_LOG_STD, ActionScale, ActorSpec, Renorm
+from rlplat.rl.policies.bounded_actor import MAX_LOG_STD, MIN_LOG_STD, SDE_EPSILON, ActionScale, ActorSpec, Renorm
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.saved import Saved
 from rlplat.rl.spaces import ObsSpec, obs_leaves
@@ -51,7 +51,8 @@ class Actor(nn.Module):
         self.register_buffer("columns", columns, persistent=False)
         own = MLPEncoder if actor.renorm is None else partial(RenormedEncoder, actor.renorm)
         self.encoder = own(self.num_features if columns is None else len(columns), spec)
-        self.head = nn.Linear(self.encoder.num_features, actor.num_outputs(spec))
+        head = SDEHead if spec.use_sde else nn.Linear
+        self.head = head(self.encoder.num_features, actor.num_outputs(spec))
 
     def features(self, obs: TensorObs) -> Tensor:
         """obs: [N, ...] (or a dict of such) -> float32[N, F]: images through a CNN each, then all else as numbers."""
@@ -63,6 +64,21 @@ class Actor(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         outputs: Tensor = self.head(self.encoder(features if self.columns is None else features[:, self.columns]))
         return outputs
+
+
+class SDEHead(nn.Linear):
+    """float32[N, F] -> float32[N, 2 A], means and log deviations of noise that is a linear function of the features,
+    whose weights have deviations exp(log_std), [F, A]: that of an action is sqrt(sum_f (features_f * deviation_f)^2)
+    (Raffin et al. 2021, equation 7)."""
+
+    def __init__(self, num_features: int, num_outputs: int) -> None:
+        super().__init__(num_features, num_outputs // 2)
+        # For features of size 1 as large as the deviations that a network gives at the start.
+        self.log_std = nn.Parameter(torch.full((num_features, num_outputs // 2), -0.5 * math.log(num_features)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        log_std = 0.5 * torch.log(features.square() @ (2.0 * self.log_std).exp() + SDE_EPSILON)
+        return torch.cat([super().forward(features), log_std], dim=-1)
 
 
 def own_columns(num_features: int, leaves: Mapping[str, ObsSpec], group: PolicySpec) -> Tensor | None:

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from rlplat.rl.class_path import load_class
+from rlplat.rl.policies.bounded_actor import SDE_EPSILON
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.action_distributions import ActionDistribution
 from rlplat.rl.torch.cores import make_core
 from rlplat.rl.torch.encoders import TensorObs, make_encoder
 from rlplat.rl.torch.network_check import errors_named
-
-SDE_EPSILON = 1e-6
-"""Of a variance: features may all be zero."""
 
 
 class ActorCritic(nn.Module):

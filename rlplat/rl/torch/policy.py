@@ -212,8 +212,12 @@ class TorchBoundedActor(BoundedActor):
     def set_network(self, weights: Weights) -> None:
         load_weights(self._network, weights)
 
-    def outputs(self, obs: Obs) -> Array:
+    def features(self, obs: Obs) -> Array:
         with torch.inference_mode():
-            features = self._network.features(map_obs(on_cpu, obs))
-            outputs: Array = self._network(features).numpy()
+            features: Array = self._network.encoder(self._network.features(map_obs(on_cpu, obs))).numpy()
+            return features
+
+    def head(self, features: Array) -> Array:
+        with torch.inference_mode():
+            outputs: Array = self._network.head(on_cpu(features)).numpy()
             return outputs

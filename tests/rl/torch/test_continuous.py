@@ -68,6 +68,44 @@ def test_greedy_actions_are_the_networks_scaled_to_the_bounds(actor: ActorSpec, 
     assert output.actions.dtype == np.float32 and output.actions.shape == (6, 2)
 
 
+@pytest.mark.parametrize("freq", [-1, 3])
+def test_state_dependent_noise_is_one_function_of_the_features_until_it_is_drawn_anew(freq: int) -> None:
+    """Raffin et al. 2021, section 4: u = mu(s) + W z(s), W ~ N(0, sigma^2), so that u_j has the variance
+    sum_f (z_f sigma_fj)^2."""
+    spec = spec_of(ObsSpec("vector", (3,), "float32"), use_sde=True, sde_sample_freq=freq)
+    _, network = actor_of(SQUASHED, spec)
+    with torch.no_grad():
+        network.head.log_std.add_(torch.randn_like(network.head.log_std) * 0.3 - 1.0)
+    policy, weights = BoundedActor(spec, SQUASHED, np.random.SeedSequence(1)), weights_of(network)
+    policy.set_weights(weights)
+    obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    with torch.no_grad():
+        outputs, z = network(torch.from_numpy(obs)), network.encoder(torch.from_numpy(obs))
+        means = torch.nn.functional.linear(z, network.head.weight, network.head.bias).numpy()
+        std = (z.square() @ network.head.log_std.exp().square()).sqrt().numpy()
+    np.testing.assert_allclose(outputs.numpy(), np.concatenate([means, np.log(std)], axis=1), rtol=1e-3, atol=1e-4)
+
+    def pre_images(actions: Any) -> Any:
+        return np.arctanh((actions.astype(np.float64) - [0.0, 5.0]) / [2.0, 5.0])
+
+    drawn = [policy.act(obs) for _ in range(7)]
+    for output in drawn:
+        noise = torch.from_numpy(((pre_images(output.actions) - means) / std).astype(np.float32))
+        _, log_probs = squashed_sample(outputs, noise)
+        np.testing.assert_allclose(output.log_probs, log_probs.numpy() - np.log(10.0), atol=2e-2)
+    same = [bool((output.actions == drawn[0].actions).all()) for output in drawn]
+    assert same == ([True] * 7 if freq == -1 else [True] * 3 + [False] * 4)
+    policy.set_weights(weights)
+    assert (policy.act(obs).actions != drawn[-1].actions).any()
+    np.testing.assert_allclose(pre_images(policy.act(obs, deterministic=True).actions), means, atol=1e-4)
+
+    many = []
+    for _ in range(3_000):
+        policy.set_weights(weights)
+        many.append(pre_images(policy.act(obs).actions))
+    np.testing.assert_allclose(np.std(many, axis=0), std, rtol=0.08)  # 6 standard errors
+
+
 def test_drawn_actions_have_the_networks_log_probs_in_the_units_of_the_environment() -> None:
     spec = spec_of(ObsSpec("vector", (3,), "float32"))
     policy, network = actor_of(SQUASHED, spec)
