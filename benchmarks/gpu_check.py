@@ -281,6 +281,7 @@ def training(name: str) -> Callable[[argparse.Namespace], list[tuple[str, str, f
 def tensors(options: argparse.Namespace) -> list[tuple[str, str, float]]:
     """4,096 copies on the device, 24 steps, 5 epochs of 4 minibatches (rsl_rl's round)."""
     from rlplat.algorithms.ppo import PPO, PPOConfig
+    from rlplat.rl.run.sampling_place import why_on_host
 
     copies, steps = (256, 8) if options.quick else (4096, 24)
     config = PPOConfig(
@@ -289,7 +290,7 @@ def tensors(options: argparse.Namespace) -> list[tuple[str, str, float]]:
     )  # fmt: skip
     seconds, sample_s, rounds = 2 * SECONDS / (30 if options.quick else 1), 0.0, 0
     with PPO(config) as ppo:
-        assert ppo.samples_in_learner, ppo.why_on_host
+        assert ppo.samples_in_learner, why_on_host(ppo)
         for _ in range(3):
             ppo.step()
         started = time.perf_counter()

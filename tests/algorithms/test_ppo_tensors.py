@@ -53,7 +53,7 @@ def parameter_server() -> Iterator[Any]:
 
 def make_learner(parameter_server: Any, **settings: Any) -> PPOLearner:
     config = PPOConfig(**(SMALL | settings))
-    from rlplat.rl.envs.tensors.make import make_tensor_envs
+    from rlplat.rl.torch.tensor_rollouts import make_tensor_envs
 
     spaces = make_tensor_envs(config.env, config.num_envs_per_worker, config.env_kwargs).spec
     asked = config.model_dump() | {"learner": config.learner.model_dump() | {"backend": "torch", "device": "cpu"}}

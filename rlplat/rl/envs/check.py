@@ -210,7 +210,7 @@ def check_env_here(
             report.add("warning", text, is_told=True)
         device = ""
         if is_tensor_env(env):
-            from rlplat.rl.envs.tensors.on_host import OnHost
+            from rlplat.rl.envs.tensors.env import OnHost
 
             env = OnHost(env, source.name)
             device = env.device

@@ -134,7 +134,7 @@ def make_vector_env(
     children = children_now() if vectorization == "async" else set()
     first: Any = make_single_env(source, kwargs, copies, num_envs=num_envs)
     if is_tensor_env(first):
-        from rlplat.rl.envs.tensors.on_host import OnHost
+        from rlplat.rl.envs.tensors.env import OnHost
 
         first = OnHost(first, source.name)
         facts["device"] = first.device

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property, reduce
+from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
@@ -47,6 +47,7 @@ from rlplat.rl.normalization import require_normalizable
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.run.evaluation import Evaluation
+from rlplat.rl.run.sampling_place import why_on_host
 from rlplat.rl.sampling.returns import LearningRewards
 from rlplat.rl.sampling.rollout_worker import RolloutWorker
 from rlplat.rl.sampling.tally import RunTally
@@ -234,7 +235,7 @@ class Algorithm(Generic[Config]):
             self.tally.num_envs = max(1, self.config.num_rollout_workers) * self.config.num_envs_per_worker
         if device := getattr(getattr(self, "spaces", None), "device", ""):
             name = self.config.env
-            log.warning("warning: tensors of %s (%s) are copied to the host: %s", name, device, self.why_on_host)
+            log.warning("warning: tensors of %s (%s) are copied to the host: %s", name, device, why_on_host(self))
         workers = RolloutWorkers(
             make_worker,
             max(1, self.config.num_rollout_workers),
@@ -244,11 +245,6 @@ class Algorithm(Generic[Config]):
         )
         self._worker_groups = [*self._worker_groups, workers]
         return self.add(workers, saved_as)
-
-    @cached_property
-    def why_on_host(self) -> str:
-        """Of a tensor environment: why rollout workers step it."""
-        return f"{self.name} learns from what rollout workers bring"
 
     def result(self, report: UpdateReport, metrics: dict[str, float]) -> Result:
         """One more iteration, in which this was learnt; metrics: more than the report has."""
@@ -410,44 +406,7 @@ class OnPolicy(Algorithm[Rolling]):
         workers step copies of it."""
         if not self.can_sample_in_learner or not isinstance(self.looked_at, SpaceSpec):
             return False
-        return bool(self.looked_at.device) and not self.why_on_host
-
-    @cached_property
-    def why_on_host(self) -> str:
-        spaces, config, learner = self.looked_at, self.config, self.config.learner
-        if not self.can_sample_in_learner or not isinstance(spaces, SpaceSpec):
-            return super().why_on_host
-        [spec], is_on_gpu = self.specs, spaces.device.startswith("cuda")
-        leaves = obs_leaves(spec.obs).values()
-        for key, is_hindered in {
-            "num_rollout_workers": config.num_rollout_workers > 1,
-            "framework": config.framework != "torch",
-            "learner.backend": learner.backend == "numpy",
-            "learner.num_learners": learner.num_learners > 1,
-            "learner.device": learner.device != "auto" and (learner.device == "cuda") != is_on_gpu,
-            "overlap_sampling": getattr(config, "overlap_sampling", False) is True,
-            "random_start_steps": config.random_start_steps > 0,
-            "vectorization": config.vectorization != "auto",
-            "on_env_error": config.on_env_error != "fail",
-            "normalize_rewards": config.normalize_rewards,
-            "normalize_value": getattr(config, "normalize_value", False),
-            "exploration_bonus": getattr(config, "exploration_bonus", None) is not None,
-            "policy.core": spec.core != "none",
-            "policy.use_sde": spec.use_sde,
-            "normalize_observations": config.normalize_observations
-            and any(leaf.kind not in ("vector", "mask") for leaf in leaves),
-        }.items():
-            if is_hindered:
-                return f"{key} is {reduce(getattr, key.split('.'), config)}"
-        if spec.action.kind == "composite":
-            return f"actions are {spec.action}"
-        if not is_on_gpu and spaces.device != "cpu":
-            return "learners compute on cpu and cuda"
-        if not self.learner_class.__module__.startswith("rlplat."):
-            return f"{self.learner_class.__name__} is a learner of your own"
-        home = next(base for base in type(self).__mro__ if "can_sample_in_learner" in vars(base))
-        own = [name for name in ("setup", "step") if getattr(type(self), name) is not getattr(home, name)]
-        return f"{type(self).__name__}.{own[0]} is your own" if own else ""
+        return bool(self.looked_at.device) and not why_on_host(self)
 
     def start_sampling_learner(self) -> LearnerGroup:
         """The one learner, of a tensor environment that it steps itself."""

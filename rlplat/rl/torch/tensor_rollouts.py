@@ -9,7 +9,7 @@ Of a round the host reads once: the numbers of the last episodes, how many ended
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, cast
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from rlplat.errors import EnvError, NonFiniteError, UsageError
 from rlplat.rl.envs.copies import Copies
+from rlplat.rl.envs.make import make_single_env, other_number
+from rlplat.rl.envs.names import resolve_env
 from rlplat.rl.envs.tensors.env import TensorEnvs
-from rlplat.rl.envs.tensors.make import make_tensor_envs
 from rlplat.rl.interfaces import Episode, Weights
 from rlplat.rl.normalization import CLIP, EPSILON, OBS_MEAN, OBS_VAR, ObsStatistics, vector_leaves
 from rlplat.rl.obs_tree import map_obs, put_obs, take_obs
@@ -318,3 +319,12 @@ class TensorNormalizer:
     def _normalized(self, leaf: Tensor, path: str) -> Tensor:
         mean, inverse_std = self._leaves[path]
         return ((leaf - mean) * inverse_std).clamp_(-CLIP, CLIP)
+
+
+def make_tensor_envs(env: Any, num_envs: int, env_kwargs: Mapping[str, Any], copies: Copies = Copies()) -> TensorEnvs:  # noqa: B008
+    """env: as `make_vector_env` takes it."""
+    source = resolve_env(env)
+    made = TensorEnvs(make_single_env(source, dict(env_kwargs), copies, num_envs=num_envs), source.name)
+    if made.num_envs != num_envs:
+        raise UsageError(other_number(source.name, made.num_envs, num_envs))
+    return made

@@ -21,9 +21,9 @@ from rlplat.rl.envs.check import check_env
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.envs.tensors.contract import is_tensor_env
 from rlplat.rl.envs.tensors.env import TensorEnvs
-from rlplat.rl.envs.tensors.make import make_tensor_envs
 from rlplat.rl.envs.tensors.tasks import TensorCartPole, TensorPointMass
 from rlplat.rl.run.agent_spaces import agent_spaces
+from rlplat.rl.torch.tensor_rollouts import make_tensor_envs
 from tests.rl.tensor_sims import IsaacLike, ManiSkillLike
 
 SEED = np.random.SeedSequence(1)

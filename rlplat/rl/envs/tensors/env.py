@@ -1,8 +1,11 @@
 """`TensorEnvs`: environments side by side that a simulator steps on its device, with every tensor checked at the door.
 
-envs = make_tensor_envs("TensorCartPole", 4096, {"device": "cuda"})
+envs = TensorEnvs(TensorCartPole(4096, device="cuda"), "TensorCartPole")
 obs = envs.reset(seed)
 step = envs.step(actions)                   # a `TensorStep`: nothing of it has been on the host
+
+`OnHost`: the same with numpy arrays, for all that is not on the device: the other algorithms, evaluations,
+`rlplat check-env`.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from rlplat.errors import EnvError, UsageError
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.gym_spaces import ObsPart, obs_parts, space_spec
 from rlplat.rl.envs.tensors.contract import attribute, of_reset, of_step, require_tensor_env
+from rlplat.rl.interfaces import Array
 from rlplat.rl.seeding import number_of
 from rlplat.rl.spaces import ActionSpec
 
@@ -147,6 +151,50 @@ class TensorEnvs:
                 "given back and forth is to lie there"
             )
         return tensor
+
+
+class OnHost:
+    """Gymnasium's vector API in the mode SAME_STEP."""
+
+    metadata = {"autoreset_mode": "SAME_STEP"}
+    tells_episode_metrics = True  # there are none
+
+    def __init__(self, raw: Any, name: str) -> None:
+        require_tensor_env(raw, name)
+        self.raw, self._name = raw, name
+        self.num_envs, self.device = int(attribute(raw, "num_envs")), str(torch.device(attribute(raw, "device")))
+        self.single_observation_space = attribute(raw, "single_observation_space")
+        self.single_action_space = attribute(raw, "single_action_space")
+        self._obs: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._obs = self._arrays(of_reset(self.raw.reset(seed=seed), self._name))
+        return self._obs, {}
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        result = self.raw.step(torch.as_tensor(actions, device=self.device))
+        obs, rewards, terminated, truncated, info = of_step(result, self._name)
+        # Where it is not told, that of a step before stands for an episode's last one.
+        final = info.get("final_obs", info.get("final_observation"))
+        before, self._obs = self._obs, self._arrays(obs)
+        ends = {"final_obs": before if final is None else self._arrays(final)}
+        ended = [self._arrays(each).astype(np.bool_) for each in (terminated, truncated)]
+        return self._obs, self._arrays(rewards).astype(np.float32), ended[0], ended[1], ends
+
+    def close(self) -> None:
+        if callable(close := attribute(self.raw, "close")):
+            close()
+
+    def _arrays(self, tensors: Any) -> Any:
+        """numpy arrays in the same structure."""
+        if isinstance(tensors, Mapping):
+            return {key: self._arrays(each) for key, each in tensors.items()}
+        if isinstance(tensors, tuple):
+            return tuple(self._arrays(each) for each in tensors)
+        try:
+            return host_copy(tensors, "what it gives")
+        except UsageError as error:
+            raise EnvError(f"{self._name}: {error}") from None
 
 
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "uint8", "int8", "int64", "bool", "float16")}
