@@ -27,7 +27,7 @@ from rlplat.rl.algorithm_config import AdamWConfig
 from rlplat.rl.interfaces import Array, Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.normalization import obs_statistics, require_normalizable
+from rlplat.rl.normalization import ObsStatistics, require_normalizable
 from rlplat.rl.obs_tree import take_obs
 from rlplat.rl.offline.dataset import read_episodes
 from rlplat.rl.offline.episodes import Episodes
@@ -116,7 +116,7 @@ class BCLearner(Learner[BCConfig]):
         network_seed, order_seed = seed_sequences(config.seed, "learner")
         episodes = read_episodes(config.data)
         obs = take_obs(episodes.obs, episodes.obs_rows())
-        self._obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
+        self._obs_statistics = ObsStatistics(spec.obs if config.normalize_observations else None)
         self._obs_statistics.update(obs, np.ones(episodes.num_steps, np.bool_))
         self._obs_statistics.weights()  # what `normalize` uses from here on
         self._net: Any = computation.net("torch", config, spec, network_seed, *self.columns(episodes, obs))

@@ -260,8 +260,7 @@ class ESLearner(Learner[ESConfig]):
         self._optimizer: Optimizer = (
             Adam(epsilon=self.config.adam_epsilon) if is_adam else Momentum(self.config.momentum)
         )
-        shape = self._shape.obs_shape if self.config.normalize_observations else None
-        self._obs_statistics = ObsStatistics(shape)
+        self._obs_statistics = ObsStatistics(spaces.obs if self.config.normalize_observations else None)
         self.publish()
 
     def shape_returns(self, returns: Array) -> Array:

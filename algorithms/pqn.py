@@ -177,7 +177,7 @@ class PQN(OnPolicy[PQNConfig]):
     name, config_class, learner_class = "pqn", PQNConfig, PQNLearner
     nets = {"torch": TorchPQN}
     losses = ("loss",)
-    make_policy = staticmethod(q_policy_for)  # type: ignore[assignment]
+    make_policy = staticmethod(q_policy_for)
 
     def look(self) -> list[PolicySpec]:
         specs = super().look()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -82,6 +82,19 @@ class PolicyOutput(NamedTuple):
     """float32[B]: V(obs); of a policy that acts by Q-values, the largest Q(obs, .) of a legal action."""
     q_taken: Array | None = None
     """float32[B]: Q(obs, actions), of a policy that acts by Q-values."""
+
+
+class Closing:
+    """Closed at the end of a `with`."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
 
 class Policy(Protocol):

@@ -11,7 +11,7 @@ from rlplat.errors import ConfigError
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import map_obs
 from rlplat.rl.saved import Saved
-from rlplat.rl.spaces import MASK, ObsSpec
+from rlplat.rl.spaces import MASK, ObsSpec, shown_obs
 
 log = logging.getLogger("rlplat.start")
 
@@ -51,8 +51,8 @@ def require_normalizable(obs: ObsSpec | dict[str, ObsSpec], *, images: bool = Fa
         else "vectors, also in a Dict (A3C, BC, DQN, IMPALA and PPO with framework=torch: one image, too)"
     )
     raise ConfigError(
-        f"normalize_observations is for {what}, but observations are {_shown(obs)}: set it to false (images are scaled "
-        "by their bounds as it is)"
+        f"normalize_observations is for {what}, but observations are {shown_obs(obs)}: set it to false (images are "
+        "scaled by their bounds as it is)"
     )
 
 
@@ -73,12 +73,6 @@ def measured(obs: Obs, leaves: dict[str, ObsSpec]) -> Array:
         axes = obs[path].shape[: obs[path].ndim - len(leaf.shape)]
         parts.append(obs[path].reshape(*axes, -1).astype(np.float64, copy=False))
     return np.concatenate(parts, axis=-1)
-
-
-def _shown(obs: ObsSpec | dict[str, ObsSpec]) -> str:
-    if isinstance(obs, ObsSpec):
-        return str(obs)
-    return f"Dict({', '.join(f'{path}: {leaf}' for path, leaf in obs.items())})"
 
 
 class RunningMeanVar(Saved):
@@ -179,29 +173,22 @@ class ObsNormalizer:
 
 
 class ObsStatistics:
-    """A learner's statistics of observations, which travel with its weights; without a shape there are none.
+    """A learner's statistics of observations, which travel with its weights.
 
     batch_obs = statistics.normalize(obs)               # by those that were given out last
     statistics.update(obs, valid)                       # after the update, whose log-probabilities came from these
     weights |= statistics.weights()
     """
 
-    def __init__(
-        self,
-        shape: tuple[int, ...] | None,
-        is_image: bool = False,
-        obs: ObsSpec | dict[str, ObsSpec] | None = None,
-        pixel_span: float = 255.0,
-        clip: float = CLIP,
-    ) -> None:
-        """shape: of one observation, of a Dict that of all its `vector_leaves` side by side; None: observations are
-        taken as they are. obs: where they are a Dict. pixel_span: of images, between the bounds of
-        their bytes."""
+    def __init__(self, obs: ObsSpec | dict[str, ObsSpec] | None, clip: float = CLIP) -> None:
+        """obs: of what they are kept (`require_normalizable`); None: observations are taken as they are."""
         self._leaves = vector_leaves(obs)
-        self.running = RunningMeanVar(shape) if shape is not None else None
-        self._least_var = LEAST_PIXEL_VAR * (pixel_span / 255.0) ** 2 if is_image else 0.0
-        if self.running is not None and is_image:
-            self.running.var[...] = FIRST_PIXEL_VAR * (pixel_span / 255.0) ** 2
+        self.running = None if obs is None else RunningMeanVar(_measured_shape(obs))
+        self._least_var = 0.0
+        if isinstance(obs, ObsSpec) and obs.kind == "image" and obs.bounds[0] and self.running is not None:
+            scale = (max(obs.bounds[1]) - min(obs.bounds[0])) / 255.0
+            self._least_var = LEAST_PIXEL_VAR * scale**2
+            self.running.var[...] = FIRST_PIXEL_VAR * scale**2
         self.normalize = ObsNormalizer(obs, clip)
 
     def update(self, obs: Obs, valid: Array) -> None:
@@ -231,14 +218,9 @@ class ObsStatistics:
             self.running.set_state(state)
 
 
-def obs_statistics(obs: ObsSpec | dict[str, ObsSpec] | None, clip: float = CLIP) -> ObsStatistics:
-    """obs: what they are kept of (`require_normalizable`); None: of nothing."""
-    if isinstance(obs, dict):
-        return ObsStatistics((sum(leaf.flat_size for leaf in vector_leaves(obs).values()),), obs=obs, clip=clip)
-    if obs is None:
-        return ObsStatistics(None)
-    low, high = obs.bounds if obs.kind == "image" else ((), ())
-    return ObsStatistics(obs.shape, bool(low), pixel_span=max(high) - min(low) if low else 0.0, clip=clip)
+def _measured_shape(obs: ObsSpec | dict[str, ObsSpec]) -> tuple[int, ...]:
+    """Of what is measured of one observation."""
+    return obs.shape if isinstance(obs, ObsSpec) else (sum(leaf.flat_size for leaf in vector_leaves(obs).values()),)
 
 
 LEAST_DEVIATION = 1e-4

@@ -151,9 +151,7 @@ class SpaceSpec:
 
     def __str__(self) -> str:
         """`Box(4) float32 -> Discrete(2)`."""
-        if isinstance(self.obs, ObsSpec):
-            return f"{self.obs} -> {self.action}"
-        return f"Dict({', '.join(f'{path}: {leaf}' for path, leaf in self.obs.items())}) -> {self.action}"
+        return f"{shown_obs(self.obs)} -> {self.action}"
 
     def describe(self) -> dict[str, Any]:
         """JSON values only; infinite bounds become the strings "inf" and "-inf"."""
@@ -188,6 +186,13 @@ class SpaceSpec:
             )
         if self.action != other.action:
             raise UsageError(f"{name} has actions {self.action}, but {other_name} has {other.action}; {fix}")
+
+
+def shown_obs(obs: ObsSpec | dict[str, ObsSpec]) -> str:
+    """`Box(4) float32`, `Dict(camera: ..., robot/joints: ...)`."""
+    return (
+        str(obs) if isinstance(obs, ObsSpec) else f"Dict({', '.join(f'{path}: {leaf}' for path, leaf in obs.items())})"
+    )
 
 
 def obs_leaves(obs: ObsSpec | dict[str, ObsSpec]) -> dict[str, ObsSpec]:

@@ -10,7 +10,7 @@ import pytest
 
 import rlplat
 from rlplat.rl.interfaces import Array
-from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, obs_statistics
+from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, ObsNormalizer, ObsStatistics
 from rlplat.rl.run.registry import load_algorithm
 from rlplat.rl.spaces import ObsSpec
 
@@ -96,7 +96,7 @@ def test_the_leaves_are_normalised_and_everything_else_is_left_alone() -> None:
         "x": rng.normal(-7.0, 0.5, (3, 100)).astype(np.float32),
         "action_mask": np.ones((3, 100, 2), np.bool_),
     }
-    statistics = obs_statistics(spec)
+    statistics = ObsStatistics(spec)
     statistics.update(rows, np.ones((3, 100), np.bool_))
     normalize = ObsNormalizer(spec)
     normalize.set_weights(statistics.weights())

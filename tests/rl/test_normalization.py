@@ -16,7 +16,6 @@ from rlplat.rl.normalization import (
     PopArt,
     RewardNormalizer,
     RunningMeanVar,
-    obs_statistics,
     require_normalizable,
 )
 from rlplat.rl.spaces import ObsSpec
@@ -51,7 +50,7 @@ def test_bytes_are_summed_exactly(num_rows: int) -> None:
 
 
 def test_pixels_begin_as_fractions_and_seldom_ones_are_held_down() -> None:
-    statistics = ObsStatistics((1, 1, 3), is_image=True)
+    statistics = ObsStatistics(ObsSpec("image", (1, 1, 3), "uint8", "HWC"))
     statistics.weights()
     images = np.zeros((100, 1, 1, 3), np.uint8)
     images[..., 0] = 87  # the background
@@ -68,11 +67,11 @@ def test_pixels_begin_as_fractions_and_seldom_ones_are_held_down() -> None:
 
 def test_images_begin_as_fractions_of_their_own_bounds() -> None:
     codes = ObsSpec("image", (5, 5, 3), "uint8", "HWC", low=(0.0,), high=(10.0,))
-    statistics = obs_statistics(codes)
+    statistics = ObsStatistics(codes)
     statistics.weights()
     obs = np.full((2, 5, 5, 3), 5, np.uint8)
     np.testing.assert_allclose(statistics.normalize(obs), 0.5, rtol=1e-6)
-    floats = obs_statistics(ObsSpec("image", (36, 36, 1), "float32", "HWC"))
+    floats = ObsStatistics(ObsSpec("image", (36, 36, 1), "float32", "HWC"))
     floats.weights()
     obs = np.full((2, 36, 36, 1), 0.7, np.float32)  # without bounds: as any number
     np.testing.assert_allclose(floats.normalize(obs), 0.7, rtol=1e-6)

@@ -26,13 +26,13 @@ from rlplat.rl.envs.state import native_state, set_native_state, why_not_saved
 from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, merged, put_statistics
 from rlplat.rl.envs.watchdog import Limits, StepWatchdog
 from rlplat.rl.info_metrics import GROUP, OF_EPISODES, NotANumber, VectorInfoMetrics
-from rlplat.rl.interfaces import Array, Episode, Obs, Step
+from rlplat.rl.interfaces import Array, Closing, Episode, Obs, Step
 from rlplat.rl.obs_tree import copy_obs, find_not_finite, map_obs, take_obs, where_rows
 from rlplat.rl.seeding import sequence_of
 from rlplat.rl.spaces import MASK, action_leaves
 
 
-class VectorEnv:
+class VectorEnv(Closing):
     """`num_envs` environments in lock step. `raw` speaks gymnasium's vector API in any of the three autoreset modes.
 
     Nothing that NaN, a wrong shape or a hang has touched gets past it: EnvError names environment, step and action.
@@ -345,12 +345,6 @@ class VectorEnv:
             self._is_closed = True
             self._watchdog.close()
             self._raw.close()
-
-    def __enter__(self) -> VectorEnv:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _read_info(self, info: dict[str, Any], ended: Array) -> None:
         metrics = self._info_metrics

@@ -15,7 +15,7 @@ from rlplat.errors import NonFiniteError
 from rlplat.rl.algorithm_config import Config, Rolling
 from rlplat.rl.interfaces import Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
-from rlplat.rl.normalization import obs_statistics
+from rlplat.rl.normalization import ObsStatistics
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.freed_memory import keep_freed_memory
 from rlplat.rl.sampling.returns import LearningRewards
@@ -177,7 +177,7 @@ class OnPolicyLearner(Learner[Rolling]):
         """What does the arithmetic (`nets` of the algorithm)."""
         self.trainee = self.net.trainee
         self._rng = np.random.Generator(np.random.PCG64(order_seed))
-        self._obs_statistics = obs_statistics(spec.obs if self.config.normalize_observations else None)
+        self._obs_statistics = ObsStatistics(spec.obs if self.config.normalize_observations else None)
         self._learning_rewards = LearningRewards(self.config)
         self.first_measured: float = math.inf if self._obs_statistics.is_empty else 0
         """The first version whose weights have statistics of observations with them, where there are any. What was

@@ -33,6 +33,7 @@ from rlplat.rl.envs.guard import Ask
 from rlplat.rl.interfaces import (
     TELL_PERIOD_S,
     Array,
+    Closing,
     CutEpisode,
     Episode,
     MakePolicy,
@@ -359,7 +360,7 @@ class MultiAgentRolloutWorker:
                 self.set_weights(opponent, *drawn)
 
 
-class GamePlayer:
+class GamePlayer(Closing):
     """Self-play's opponent plays the newest snapshot. Every call for one purpose plays from the same seeds."""
 
     def __init__(self, settings: dict[str, Any], plan: MultiAgentPlan, make_policy: MakePolicy) -> None:
@@ -426,9 +427,3 @@ class GamePlayer:
         for env in self._envs.values():
             env.close()
         self._envs.clear()
-
-    def __enter__(self) -> GamePlayer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()

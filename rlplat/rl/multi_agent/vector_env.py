@@ -31,6 +31,7 @@ from rlplat.rl.multi_agent.games import Game, Moment, make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.obs_tree import find_not_finite, map_obs
 from rlplat.rl.sampling.tally import EpisodeWindow
+from rlplat.rl.seeding import sequence_of
 from rlplat.rl.spaces import MASK, SpaceSpec
 
 _ONE = np.ones(1, np.bool_)
@@ -171,9 +172,7 @@ class MultiAgentVectorEnv:
         self._converters = {
             name: action_converter(games[0].spaces(policy.agents[0])[1]) for name, policy in plan.policies.items()
         }
-        self._seed: np.random.SeedSequence | None = (
-            seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        )
+        self._seed: np.random.SeedSequence | None = sequence_of(seed)
         self._acting: dict[str, list[tuple[int, str]]] = {}
         self._decided: list[set[str]] = [set() for _ in games]
         """Agents with a decision that is not answered yet, by copy."""
@@ -199,9 +198,7 @@ class MultiAgentVectorEnv:
 
     def reset(self, seed: np.random.SeedSequence | int | None = None) -> dict[str, Turns]:
         """New games everywhere. Without a seed only the first reset is seeded; copy i gets its i-th child."""
-        if seed is not None:
-            self._seed = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        sequence, self._seed = self._seed, None
+        sequence, self._seed = self._seed if seed is None else sequence_of(seed), None
         self._watchdog.bind_thread()
         notes = {policy: _Notes() for policy in self.columns}
         for copy in range(self.num_copies):

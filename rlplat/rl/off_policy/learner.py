@@ -16,7 +16,7 @@ from rlplat.rl.algorithm_config import AdamWConfig, PolicyConfig, Width
 from rlplat.rl.interfaces import Activation, Obs, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
-from rlplat.rl.normalization import obs_statistics
+from rlplat.rl.normalization import ObsStatistics
 from rlplat.rl.obs_tree import flat_features
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.spec import PolicySpec
@@ -202,7 +202,7 @@ class OffPolicyLearner(Learner[AnyConfig]):
         config, self.spec = self.config, spec
         self.network_seed, replay_seed = self.seeds = seed_sequences(config.seed, "learner")
         self.replay = LearnerReplay(config, spec, replay, replay_seed) if replay is not None else None
-        self.obs_statistics = obs_statistics(spec.obs if config.normalize_observations else None)
+        self.obs_statistics = ObsStatistics(spec.obs if config.normalize_observations else None)
         self.updates = 0
         """Gradient steps so far."""
 

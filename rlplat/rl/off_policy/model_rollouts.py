@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,18 +14,8 @@ from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.replay.ring import Ring
 from rlplat.rl.saved import Saved
 
-
-class Prediction(Protocol):
-    """Of N states and actions."""
-
-    @property
-    def next_obs(self) -> Array: ...
-
-    @property
-    def rewards(self) -> Array: ...
-
-    @property
-    def terminated(self) -> Array: ...
+if TYPE_CHECKING:
+    from rlplat.rl.torch.ensemble import Predicted
 
 
 class Imagined(NamedTuple):
@@ -44,7 +34,7 @@ class Imagined(NamedTuple):
 
 
 def branched_rollouts(
-    predict: Callable[[Array, Array], Prediction], act: Callable[[Array], Array], starts: Array, length: int
+    predict: Callable[[Array, Array], Predicted], act: Callable[[Array], Array], starts: Array, length: int
 ) -> tuple[Imagined, int]:
     """`length` steps from each of the starts, float32[M, D], fewer where the model says that the episode terminates ->
     the transitions step by step, and how many more were left out because the prediction held NaN or infinity, which

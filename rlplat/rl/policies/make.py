@@ -27,33 +27,19 @@ def policy_for(
     settings: dict[str, Any],
     spaces: SpaceSpec,
     seed: np.random.SeedSequence,
-    *,
-    q: QSpec | None = None,
-    epsilons: Array | None = None,
-    num_threads: int = 0,
+    **more: Any,
 ) -> Policy:
-    """The policy of an algorithm's config (as a dict) in these spaces; see `make_policy`."""
-    return make_policy(
-        policy_spec(settings["policy"], spaces),
-        seed,
-        q=q,
-        epsilons=epsilons,
-        framework=settings["framework"],
-        precision=settings["learner"]["precision"],
-        num_threads=num_threads,
-    )
+    """The policy of an algorithm's config (as a dict) in these spaces; more: q, epsilons, num_threads of
+    `make_policy`."""
+    framework, precision = settings["framework"], settings["learner"]["precision"]
+    spec = policy_spec(settings["policy"], spaces)
+    made: Policy = make_policy(spec, seed, framework=framework, precision=precision, **more)
+    return made
 
 
-def q_policy_for(
-    settings: dict[str, Any],
-    spaces: SpaceSpec,
-    seed: np.random.SeedSequence,
-    *,
-    epsilons: Array | None = None,
-    num_threads: int = 0,
-) -> Policy:
-    """The same for one that acts by Q-values."""
-    return policy_for(settings, spaces, seed, q=QSpec.of(settings), epsilons=epsilons, num_threads=num_threads)
+def q_policy_for(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence, **more: Any) -> Policy:
+    """The same for one that acts by Q-values; more: epsilons, num_threads."""
+    return policy_for(settings, spaces, seed, q=QSpec.of(settings), **more)
 
 
 def make_policy(

@@ -14,7 +14,7 @@ import numpy as np
 from rlplat.errors import ConfigError, UsageError
 from rlplat.machine_limits import cpu_count
 from rlplat.rl.interfaces import Activation, Array
-from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec, obs_leaves
+from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec, obs_leaves, shown_obs
 
 MIN_IMAGE_SIZES = {"nature_cnn": 36, "small_cnn": 20, "impala_cnn": 8, "grid_cnn": 5}
 """The encoders for images, with the smallest height and width that they leave anything of: convolutions 8/4, 4/2, 3/1
@@ -162,7 +162,7 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
         least = MIN_IMAGE_SIZES[encoder]
         raise ConfigError(
             f"policy.encoder={encoder} needs images of at least {least} x {least} pixels, but observations "
-            f"are {_shown(obs)}; use policy.encoder=mlp or auto"
+            f"are {shown_obs(obs)}; use policy.encoder=mlp or auto"
         )
     if core != "none" and shared is False:
         raise ConfigError(
@@ -192,28 +192,22 @@ def policy_spec(policy: dict[str, Any], spaces: SpaceSpec) -> PolicySpec:
             f"policy.critic_hidden_sizes={list(critic_sizes)} needs a network of the critic's own, but it shares the "
             f"actor's (policy.share_encoder={shared}, {f'core {core}' if core != 'none' else f'encoder {encoder}'})"
         )
+    heads = action_heads(spaces.action, squash=policy["squash_actions"], rescale=policy["rescale_actions"])
+    as_they_are = {each.name: policy[each.name] for each in fields(PolicySpec) if each.name in policy}
+    decided = {
+        "encoder": encoder,
+        "hidden_sizes": tuple(policy["hidden_sizes"]),
+        "share_encoder": share,
+        "critic_hidden_sizes": tuple(critic_sizes),
+    }
     return PolicySpec(
         obs=obs,
         action=spaces.action,
-        heads=tuple(action_heads(spaces.action, squash=policy["squash_actions"], rescale=policy["rescale_actions"])),
-        encoder=encoder,
-        hidden_sizes=tuple(policy["hidden_sizes"]),
-        activation=policy["activation"],
-        share_encoder=share,
-        orthogonal_init=policy["orthogonal_init"],
-        initial_log_std=policy["initial_log_std"],
-        core=core,
-        core_size=policy["core_size"],
-        attention_window=policy["attention_window"],
-        attention_heads=policy["attention_heads"],
-        custom=policy["custom"],
+        heads=tuple(heads),
         encoders=encoders,
-        layer_norm=policy.get("layer_norm", False),
-        critic_hidden_sizes=tuple(critic_sizes),
-        use_sde=policy.get("use_sde", False),
-        sde_sample_freq=policy.get("sde_sample_freq", -1),
         actor_obs=actor_obs,
         critic_obs=critic_obs,
+        **as_they_are | decided,
     )
 
 
@@ -377,10 +371,6 @@ def worker_threads(config: Any, spec: PolicySpec) -> int:
 def cpu_share(num_processes: int) -> int:
     """CPU threads for one of several processes that are busy at the same time."""
     return max(1, cpu_count() // max(1, num_processes))
-
-
-def _shown(obs: ObsSpec | dict[str, ObsSpec]) -> str:
-    return ", ".join(f"{path}: {leaf}" for path, leaf in obs.items()) if isinstance(obs, dict) else str(obs)
 
 
 @dataclass(frozen=True)

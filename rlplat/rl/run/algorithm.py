@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from rlplat.rl.algorithm_config import Config, Rolling, settings_of
 from rlplat.rl.envs.guard import Ask
 from rlplat.rl.envs.names import has_time_limit
 from rlplat.rl.envs.statistics import Statistics, beside_weights
-from rlplat.rl.interfaces import Episode, Policy, Result, UpdateReport, Weights
+from rlplat.rl.interfaces import Closing, Episode, Policy, Result, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation, computation_of, require_as_written
 from rlplat.rl.learning.learner_group import LearnerGroup, learner_actor, learner_gpus
 from rlplat.rl.learning.parameter_server import ParameterServer
@@ -73,7 +73,7 @@ class Part(Protocol):
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 
-class Algorithm(Generic[Config]):
+class Algorithm(Closing, Generic[Config]):
     """A ring of actors and the one method that turns it. A subclass writes `name`, `config_class`, `setup`, `step`, and
     `weights` where no `learners` publish them; to be evaluated during the training, played and loaded also
     `make_policy`, and `policy_weights` where these are not in the state of a `Learner`."""
@@ -299,25 +299,20 @@ class Algorithm(Generic[Config]):
         A worker that is replaced is told again; a resumed run is not (`Callback.on_start` is called there as well).
         EnvError where nothing has that name, UsageError where the environments are stepped by a vector implementation.
         """
-        self._ask_envs("set", name, value)
-        if evaluation:
-            for each in self._evaluations:
-                each.ask_envs("set", name, value)
+        self._ask_envs("set", name, value, evaluation=evaluation)
 
     def call_env(self, name: str, *arguments: Any, evaluation: bool = False, **keywords: Any) -> list[Any]:
         """What the method of this name returns in every environment of every rollout worker; otherwise as
         `set_env_attr`, of which a new worker is told the last call of each method."""
-        answers = self._ask_envs("call", name, *arguments, **keywords)
-        if evaluation:
-            for each in self._evaluations:
-                each.ask_envs("call", name, *arguments, **keywords)
-        return answers
+        return self._ask_envs("call", name, *arguments, evaluation=evaluation, **keywords)
 
-    def _ask_envs(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
+    def _ask_envs(self, what: Ask, name: str, *arguments: Any, evaluation: bool = False, **keywords: Any) -> list[Any]:
         self.require_open()
         if not self._worker_groups:
             raise UsageError(f"{self.name} has no rollout workers, whose environments could be asked")
         groups = [workers.ask_envs(what, name, *arguments, **keywords) for workers in self._worker_groups]
+        for each in self._evaluations if evaluation else ():
+            each.ask_envs(what, name, *arguments, **keywords)
         return [answer for answers in groups for answer in answers]
 
     def set_weights(self, weights: Weights) -> None:
@@ -345,12 +340,6 @@ class Algorithm(Generic[Config]):
         ends = self.ends.pop_all()
         if rlplat.is_initialized():
             ends.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def _is_of_learner(state: dict[str, Any]) -> bool:

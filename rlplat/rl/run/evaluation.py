@@ -28,7 +28,7 @@ from rlplat.rl.envs.names import atari_rom
 from rlplat.rl.envs.statistics import of_weights
 from rlplat.rl.envs.watchdog import Limits
 from rlplat.rl.info_metrics import episode_means
-from rlplat.rl.interfaces import TELL_PERIOD_S, CutEpisode, Episode, MakePolicy, Obs, Policy, Weights
+from rlplat.rl.interfaces import TELL_PERIOD_S, Closing, CutEpisode, Episode, MakePolicy, Obs, Policy, Weights
 from rlplat.rl.policies.exploration import use_greedy_epsilon
 from rlplat.rl.run.video import Film, VideoWriter, open_filmed_env
 from rlplat.rl.sampling.worker_group import CLOSE_S
@@ -111,7 +111,7 @@ def play_episodes(
     return [episode for done in finished for episode in done]
 
 
-class Evaluator:
+class Evaluator(Closing):
     """Plays episodes with weights that it is given: an actor during training, a plain object in `rlplat evaluate`.
 
     with Evaluator(config.model_dump(), PPO.make_policy) as evaluator:
@@ -245,12 +245,6 @@ class Evaluator:
         for env in self._envs.values():
             env.close()
         self._envs.clear()
-
-    def __enter__(self) -> Evaluator:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 class Evaluation:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import rlplat
 from rlplat.errors import RlplatError
-from rlplat.rl.interfaces import Episode, Result
+from rlplat.rl.interfaces import Closing, Episode, Result
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.run.evaluation import Evaluated, evaluation_metrics, what_was_cut
 from rlplat.rl.run.run_directory import RunDirectory
@@ -54,7 +54,7 @@ class _Running:
     attempt: int = 1
 
 
-class Evaluations(Saved):
+class Evaluations(Saved, Closing):
     saved = {
         "is_waiting": "_is_waiting", "started": "_started", "skipped": "_skipped", "failures": "_failures",
     }  # fmt: skip
@@ -222,12 +222,6 @@ class Evaluations(Saved):
         self._running = None
         if self._evaluation is not None:
             self._evaluation.close()
-
-    def __enter__(self) -> Evaluations:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def passes(period: int, before: int, after: int) -> bool:

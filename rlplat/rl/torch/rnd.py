@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplat.rl.interfaces import Array
-from rlplat.rl.normalization import RewardNormalizer, obs_statistics, vector_leaves
+from rlplat.rl.normalization import ObsStatistics, RewardNormalizer, vector_leaves
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.returns import discounted_sum
 from rlplat.rl.sampling.sample_batch import SampleBatch
@@ -98,7 +98,7 @@ class RND(Saved):
             is_measured = bool(vector_leaves(spec.obs))
         else:
             is_measured = spec.obs.kind == "vector" or (spec.obs.kind == "image" and spec.obs.dtype == "uint8")
-        self._obs_statistics = obs_statistics(spec.obs if is_measured else None, clip=OBS_CLIP)
+        self._obs_statistics = ObsStatistics(spec.obs if is_measured else None, clip=OBS_CLIP)
         self._normalizer = RewardNormalizer(config.bonus_discount)
         self._rng = np.random.Generator(np.random.PCG64(seed))
 
