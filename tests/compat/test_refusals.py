@@ -68,11 +68,14 @@ def test_an_argument_is_refused(call: Callable[[], Any], key: str) -> None:
         (serve, "create_endpoint"),
         (tune, "Callback"),
         (util, "collective"),
+        (train, "get_dataset_shard"),
     ],
 )
 def test_a_name_is_refused_with_what_is_here(module: Any, name: str) -> None:
     with pytest.raises(AttributeError, match="; here: "):
         getattr(module, name)
+    with pytest.raises(ImportError, match="; here: "):
+        exec(f"from {module.__name__} import {name}", {})
 
 
 @pytest.mark.parametrize("module", ["rllib.agents.ppo", "data", "tune.stopper", "util.joblib"])

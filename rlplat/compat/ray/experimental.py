@@ -15,4 +15,5 @@ sys.modules |= {
 }
 
 
+__path__: list[str] = []  # a package, so that `from` asks refusals.py for what is missing
 __getattr__ = refusing(__name__)

@@ -70,7 +70,8 @@ class _Refusing(MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.startswith(f"{HOME}.") and path is not None:
-            raise ModuleNotFoundError(refusal(*name.rsplit(".", 1)), name=name)
+            # Without its `name`: `from package import name` drops an error that has it, and what it says.
+            raise ModuleNotFoundError(refusal(*name.rsplit(".", 1)))
 
 
 sys.meta_path.append(_Refusing())

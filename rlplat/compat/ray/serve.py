@@ -138,4 +138,5 @@ def shutdown() -> None:
     _http.clear()
 
 
+__path__: list[str] = []  # a package, so that `from` asks refusals.py for what is missing
 __getattr__ = refusing(__name__)

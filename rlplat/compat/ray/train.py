@@ -173,4 +173,5 @@ for _name in ("torch", "session", "context", "data_parallel_trainer"):
     sys.modules[f"{__name__}.{_name}"] = torch
 
 
+__path__: list[str] = []  # a package, so that `from` asks refusals.py for what is missing
 __getattr__ = refusing(__name__)
