@@ -13,6 +13,7 @@ from rlplat.algorithms.dqn import DQNConfig
 from rlplat.algorithms.ppo import PPO, PPOConfig
 from rlplat.errors import ConfigError
 from rlplat.rl.multi_agent.policy_map import plan_multi_agent
+from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.multi_agent.vector_env import make_multi_agent_vector_env
 from rlplat.rl.names_elsewhere import switches_of
 from tests.rl.multi_agent.fixture_games import Dying
@@ -118,6 +119,34 @@ def test_the_environments_own_state_is_taken_where_there_is_one() -> None:
     moments = states_of(f"{HERE}:Stated", 4)
     assert [states[0] for states, _ in moments] == [[0, 3], [1, 3], [2, 2], [3, 2], [0, 3]]
     assert moments[4][1] == [[4, 0]]
+
+
+@pytest.mark.slow
+def test_values_are_the_central_critics_of_the_moment_that_followed() -> None:
+    """Also where b is cut off, in which step a terminates and c has been gone for long."""
+    torch = pytest.importorskip("torch")
+    from rlplat.rl.torch.networks import make_network
+    from rlplat.rl.torch.weights import weights_of
+
+    more = {"num_envs_per_worker": 1, "rollout_length": 4}
+    settings = PPOConfig(env=f"{GAMES}:Dying", **SMALL | more, **CENTRAL).model_dump()
+    plan = plan_multi_agent(settings)
+    assert plan is not None
+    network = make_network(plan.specs(settings)["shared"])
+    worker = MultiAgentRolloutWorker(settings, plan, 0, 0, None, PPO.make_policy)
+    batch = worker.sample((0, weights_of(network)))
+    worker.close()
+
+    def value(time: int) -> float:
+        """V of b: a and b are there all the time, c up to its end in step 2."""
+        c = [3, time] if time <= 2 else [0, 0]
+        obs = {"obs": [[2, time]], "state": [[1, time, 2, time, *c]]}
+        with torch.no_grad():
+            return float(network({path: torch.tensor(leaf, dtype=torch.float32) for path, leaf in obs.items()})[1])
+
+    np.testing.assert_allclose(batch.values[:, 1], [value(time) for time in range(4)], rtol=1e-5)
+    np.testing.assert_allclose(batch.next_values[:, 1], [value(time) for time in range(1, 5)], rtol=1e-5)
+    assert batch.truncated[:, 1].tolist() == [False] * 3 + [True] and not batch.terminated[:, 1].any()
 
 
 def test_a_line_says_what_the_critic_sees() -> None:
