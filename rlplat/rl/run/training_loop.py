@@ -258,10 +258,41 @@ class TrainOptions:
     init_from: str | os.PathLike[str] | None = None
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What a call of `train` comes to, before anything is started or written."""
+
+    plan: TrainingPlan
+    directory: Path | None
+    """None: one of its own, by name and date."""
+    checkpoint: Checkpoint | None
+    """That the run goes on from."""
+    initial: InitialWeights | None
+    callbacks: Callbacks
+
+
 def train_layers(
     algo: str | None, layers: Sequence[Layer], options: TrainOptions, callbacks: Sequence[Callback] = ()
 ) -> TrainedRun:
     """`train` with settings that know where they were written."""
+    prepared = prepare(algo, layers, options, callbacks)
+    if isinstance(prepared, TrainedRun):
+        return prepared
+    if prepared.directory is not None:
+        return _run(prepared, prepared.directory)
+    directory = default_directory(prepared.plan)
+    try:
+        return _run(prepared, directory)
+    finally:
+        with contextlib.suppress(OSError):  # it holds a run
+            directory.rmdir()
+            directory.parent.rmdir()
+
+
+def prepare(
+    algo: str | None, layers: Sequence[Layer], options: TrainOptions, callbacks: Sequence[Callback] = ()
+) -> Prepared | TrainedRun:
+    """A run, where one is to be resumed that has reached its stop."""
     out, config, resume, init_from = options.out, options.config, options.resume, options.init_from
     forget_changed()
     checkpoint: Checkpoint | None = None
@@ -307,15 +338,8 @@ def train_layers(
     _require_code(plan)
     plan.notes += filter(None, [what_it_takes(getattr(plan.config, "env", ""))])
     told = Callbacks(getattr(plan.config, "callbacks", ()), callbacks)
-    if resume is not None or out is not None:
-        return _run(plan, user_path(resume or out or ""), checkpoint, initial, told)
-    directory = default_directory(plan)
-    try:
-        return _run(plan, directory, checkpoint, initial, told)
-    finally:
-        with contextlib.suppress(OSError):  # it holds a run
-            directory.rmdir()
-            directory.parent.rmdir()
+    place = resume if resume is not None else out
+    return Prepared(plan, None if place is None else user_path(place), checkpoint, initial, told)
 
 
 def _require_code(plan: TrainingPlan) -> None:
@@ -419,13 +443,8 @@ def _has_changed(before: Any, now: Any, key: str) -> bool:
     return bool(before != now)
 
 
-def _run(
-    plan: TrainingPlan,
-    directory: Path,
-    checkpoint: Checkpoint | None,
-    initial: InitialWeights | None,
-    callbacks: Callbacks,
-) -> TrainedRun:
+def _run(prepared: Prepared, directory: Path) -> TrainedRun:
+    plan, checkpoint, callbacks = prepared.plan, prepared.checkpoint, prepared.callbacks
     num_workers = getattr(plan.config, "num_rollout_workers", 0)
     progress = StillStarting(open_progress(getattr(plan.config.stop, "env_steps", None)), num_workers)
     for note in plan.notes:
@@ -438,7 +457,7 @@ def _run(
             Interruption(progress.say) as interruption,
             showing_log("rlplat.start", progress),
             one_blas_thread(),
-            open_run(plan, directory, checkpoint, progress, initial=initial) as (algorithm, run, evaluations),
+            open_run(plan, directory, checkpoint, progress, initial=prepared.initial) as (algorithm, run, evaluations),
         ):
             begun, progress.is_made = run, True
             try:
@@ -452,7 +471,7 @@ def _run(
             except Exception:
                 run.log("failed:\n" + traceback.format_exc())
                 with interruption.deferred():
-                    _save_after_failure(algorithm, run, evaluations)
+                    save_after_failure(algorithm, run, evaluations)
                 raise
     except Exception as error:
         # Here, not above: where the cluster has ended, its own end raises too, and that is what arrives.
@@ -563,19 +582,10 @@ def _turn(
             if interruption.signal_number:
                 break
         trained_s = time.monotonic() - started_s
-        if saved := _save_last_checkpoint(algorithm, run, evaluations):
-            callbacks.on_checkpoint(algorithm, saved)
+        save_at_end(algorithm, run, evaluations, callbacks)
     if interruption.signal_number:
         raise Interrupted(interruption.signal_number)
-    evaluation: dict[str, float] = {}
-    if run.last and num_iterations:
-        evaluation = evaluations.final(run.last)
-    if run.last and evaluation:
-        run.last.metrics.update(evaluation)
-        callbacks.on_evaluation(algorithm, run.last)
-        # the closing line: the last iteration's figures, the evaluation, and the mean speed of the whole run
-        run.record(run.last, run.wall_s, run.last.env_steps / max(run.wall_s, 1e-9))
-        run.log(f"evaluation at the end: return {figure(evaluation.get('eval/return_mean', math.nan))}")
+    evaluation = evaluate_at_end(algorithm, run, evaluations, callbacks) if num_iterations else {}
     num_cpus = rlplat.cluster_resources()["CPU"] if rlplat.is_initialized() else 1
     hint = ""
     if trained_s >= LEAST_S_FOR_HINT:
@@ -585,6 +595,25 @@ def _turn(
     run.log("done")
     run.require_there()
     return TrainedRun(run.path, run.last, num_iterations, run.wall_s, evaluation, plan.config, hint)
+
+
+def evaluate_at_end(
+    algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations, callbacks: Callbacks
+) -> dict[str, float]:
+    """`eval/...` of the evaluation after the training, which the closing line of the metrics has."""
+    if run.last is None or not (evaluation := evaluations.final(run.last)):
+        return {}
+    run.last.metrics.update(evaluation)
+    callbacks.on_evaluation(algorithm, run.last)
+    # the closing line: the last iteration's figures, the evaluation, and the mean speed of the whole run
+    run.record(run.last, run.wall_s, run.last.env_steps / max(run.wall_s, 1e-9))
+    run.log(f"evaluation at the end: return {figure(evaluation.get('eval/return_mean', math.nan))}")
+    return evaluation
+
+
+def save_at_end(algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations, callbacks: Callbacks) -> None:
+    if saved := _save_last_checkpoint(algorithm, run, evaluations):
+        callbacks.on_checkpoint(algorithm, saved)
 
 
 def _save_last_checkpoint(algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations) -> Path | None:
@@ -605,7 +634,7 @@ def _save_last_checkpoint(algorithm: Algorithm[Any], run: RunDirectory, evaluati
     return None
 
 
-def _save_after_failure(algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations) -> None:
+def save_after_failure(algorithm: Algorithm[Any], run: RunDirectory, evaluations: Evaluations) -> None:
     """A checkpoint of what the learner has, whatever failed beside it; a warning where it cannot be had.
 
     In a thread, because a learner that waits for a lost one might never answer.
