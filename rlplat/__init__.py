@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from rlplat.rl.run.trained_agent import load as load
     from rlplat.rl.run.training_loop import train as train, training_loop as training_loop
+    from rlplat.rl.together.training import train_together as train_together
     from rlplat.runtime.api import (
         ObjectRef as ObjectRef,
         ObjectRefGenerator as ObjectRefGenerator,
@@ -87,6 +88,7 @@ else:
         ),
         "rl.run.trained_agent": "load",
         "rl.run.training_loop": "train training_loop",
+        "rl.together.training": "train_together",
         "state": "state timeline",
     }
     __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,5 @@
-"""`rlplat train ... --seeds 1-5`: the same run with several seeds, one after the other, and what they say together.
+"""`rlplat train ... --seeds 1-5`: the same run with several seeds, one after the other or (`--together`) in one
+program, and what they say together.
 
     runs/five/  seed-1/  seed-2/  ...       a run each
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplat.cli.view.plot import FEW
+from rlplat.config import Layer
 from rlplat.errors import ConfigError
 from rlplat.figures import figure
 from rlplat.given.spelling import CALLED_AS, called_as, spelled
@@ -46,18 +48,8 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def train_seeds(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """options: of `rlplat train`, parsed from the arguments."""
-    seeds = parse_seeds(options.seeds)
-    if options.seed is not None:
-        raise ConfigError("--seeds and --seed exclude each other: omit --seed")
-    if options.resume == "auto":  # so it does anyway
-        options.resume = None
-    if options.out and options.resume:
-        raise ConfigError("--seeds goes on in the directory of --out; omit --resume")
-    if options.env == "external":
-        raise ConfigError("--seeds goes with environments of this machine, not with --env external")
-    given = options.out or options.resume
-    base = expanded(given) if given else _default_base(options)
+    """One after the other. options: of `rlplat train`, parsed from the arguments."""
+    seeds, base = _seeds_and_base(options)
     rest = _without(list(arguments), _OURS)
     codes: dict[int, int] = {}
     for number, seed in enumerate(seeds, start=1):
@@ -72,6 +64,38 @@ def train_seeds(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             return codes[seed]
     print("\n".join(["", *summary(base, codes)]))
     return 1 if any(codes.values()) else 0
+
+
+def train_seeds_together(options: argparse.Namespace, layers: Sequence[Layer], callbacks: Sequence[Any]) -> int:
+    """In this process; layers: the settings that were given."""
+    from rlplat.rl.run.training_loop import TrainOptions
+    from rlplat.rl.together.training import train_seeds
+
+    seeds, base = _seeds_and_base(options)
+    print(f"{len(seeds)} seeds together: {shown(base)}", flush=True)
+    given = TrainOptions(config=False if options.no_config else options.config, init_from=options.init_from)
+    try:
+        ended = train_seeds(options.algo, layers, seeds, base, given, callbacks)
+    except KeyboardInterrupt:
+        print("all of them are saved; to go on, the same command again, with --out", shown(base), file=sys.stderr)
+        raise
+    codes = {seed: int(isinstance(what, Exception)) for seed, what in ended.items()}
+    print("\n".join(["", *summary(base, codes)]))
+    return 1 if any(codes.values()) else 0
+
+
+def _seeds_and_base(options: argparse.Namespace) -> tuple[list[int], Path]:
+    seeds = parse_seeds(options.seeds)
+    if options.seed is not None:
+        raise ConfigError("--seeds and --seed exclude each other: omit --seed")
+    if options.resume == "auto":  # so it does anyway
+        options.resume = None
+    if options.out and options.resume:
+        raise ConfigError("--seeds goes on in the directory of --out; omit --resume")
+    if options.env == "external":
+        raise ConfigError("--seeds goes with environments of this machine, not with --env external")
+    given = options.out or options.resume
+    return seeds, expanded(given) if given else _default_base(options)
 
 
 def _default_base(options: argparse.Namespace) -> Path:

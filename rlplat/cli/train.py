@@ -31,6 +31,7 @@ iql, td3_bc, cql, or module:Class
 --env NAME  the environment: CartPole-v1, Pong, pkg.module:Env, ./file.py:Env
 --seed N  root of all random numbers of the run
 --seeds LIST  a run for each of these seeds, one after the other: 1-5, or 1,2,7
+--together  the seeds in one program, which steps the environments of all at once (PPO, small policies)
 --num-rollout-workers N  processes that step environments; 0: all in one process
 --framework NAME  deep-learning framework: torch, tf
 --policy CLASS  a network of your own: pkg.module:Class, ./file.py:Class (sets policy.custom)
@@ -57,6 +58,7 @@ examples:
   rlplat train ppo/Pong --stop.wall-s 3600 --out runs/pong-hour
   rlplat train --algo ppo --env CartPole-v1 --track wandb
   rlplat train --algo ppo --env CartPole-v1 --seeds 1-5 --out runs/five    ends with mean and interval
+  rlplat train --algo ppo --env CartPole-v1 --seeds 0-31 --together --out runs/many
   rlplat train --resume runs/pong-hour --stop.env-steps 10000000
   rlplat train --algo ppo --env Pong --out runs/pong --resume auto    begins, or continues: the same command each time
   rlplat train --algo ppo --env ./harder.py:Env --init-from runs/easy:best
@@ -87,7 +89,9 @@ def run(arguments: list[str]) -> int:
     # the heavy half comes after the arguments are known to be good
     from rlplat.rl.run.training_loop import TrainOptions, stop_rules, train_layers
 
-    if options.seeds is not None:
+    if options.together and options.seeds is None:
+        raise ConfigError("--together goes with --seeds LIST")
+    if options.seeds is not None and not options.together:
         from rlplat.cli.seeds import train_seeds
 
         return train_seeds(options, arguments)
@@ -100,6 +104,10 @@ def run(arguments: list[str]) -> int:
     layers = [*external_layers(options), named, settings_layer(options.set)]
     try:
         with tracking(options.track) as callbacks:
+            if options.together:
+                from rlplat.cli.seeds import train_seeds_together
+
+                return train_seeds_together(options, layers, callbacks)
             places = TrainOptions(options.out, options.config, options.resume, options.init_from)
             if options.no_config:
                 places = replace(places, config=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,13 @@ class ObsNormalizer:
             return
         self._mean = np.asarray(weights[OBS_MEAN], np.float32)
         self._inverse_std = (1.0 / np.sqrt(weights[OBS_VAR] + EPSILON)).astype(np.float32)
+
+    def take_all(self, each: Sequence[ObsNormalizer]) -> None:
+        """The statistics of S others: of observations [S, B, *shape] each block is normalised with its own."""
+        means = [one._mean for one in each if one._mean is not None]
+        inverse_stds = [one._inverse_std for one in each if one._inverse_std is not None]
+        if means:
+            self._mean, self._inverse_std = np.stack(means)[:, None], np.stack(inverse_stds)[:, None]
 
     def __call__(self, obs: Obs) -> Obs:
         """obs: [..., *shape] -> float32, same shape (the input's dtype where there is nothing to normalise).

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -70,3 +70,29 @@ def sequence_of(seed: int | np.random.SeedSequence) -> np.random.SeedSequence:
 def number_of(sequence: np.random.SeedSequence) -> int:
     """Its 63 bits, as generators of all packages take them."""
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class Generators:
+    """In the place of one generator: each draws for the rows of its own block."""
+
+    def __init__(self, each: Sequence[np.random.Generator], ended: Callable[[], np.ndarray] | None = None) -> None:
+        """ended: bool[S * B], whose columns `uniform` draws."""
+        self._each, self._ended = each, ended
+
+    def standard_exponential(self, size: tuple[int, ...]) -> np.ndarray:
+        shape = (size[0] // len(self._each), *size[1:])
+        return np.concatenate([each.standard_exponential(shape) for each in self._each])
+
+    def standard_normal(self, size: tuple[int, ...], dtype: Any) -> np.ndarray:
+        shape = (size[0] // len(self._each), *size[1:])
+        return np.concatenate([each.standard_normal(shape, dtype) for each in self._each])
+
+    def uniform(self, low: float, high: float, size: tuple[int, int]) -> np.ndarray:
+        """float64[size]: new states, a column for every environment that ended."""
+        assert self._ended is not None
+        if not size[1]:
+            return np.empty(size)
+        counts = self._ended().reshape(len(self._each), -1).sum(axis=1)
+        return np.concatenate(
+            [each.uniform(low, high, (size[0], n)) for each, n in zip(self._each, counts, strict=True)], axis=1
+        )

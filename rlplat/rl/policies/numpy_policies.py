@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,12 @@ from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.policies.exploration import EpsilonGreedy
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.saved import Saved
+from rlplat.rl.seeding import Generators
 
 Layer = tuple[Array, ...]
-"""Weight float32[in, out] and bias float32[out]; or one network per row: float32[B, in, out] and float32[B, out]. With
-layer normalisation its scale and shift as well, float32[out]."""
+"""Weight float32[in, out] and bias float32[out]; or one network per row: float32[B, in, out] and float32[B, out]; or
+one for each of S blocks of rows: float32[S, in, out] and float32[S, 1, out]. With layer normalisation its scale and
+shift as well, float32[out] or [S, 1, out]."""
 NORM_EPSILON = 1e-5
 """torch's."""
 
@@ -74,9 +77,10 @@ def layers(weights: Weights, name: str, num_layers: int) -> list[Layer]:
 
 
 def forward(x: Array, layers: Sequence[Layer], activation: Activation, *, last: bool = False) -> Array:
-    """x: float32[B, in] -> float32[B, out]; last: activate after the last layer, too (an encoder)."""
+    """x: float32[B, in], of blocks [S, B, in] -> the same with out; last: activate after the last layer, too (an
+    encoder)."""
     left = len(layers) if last else len(layers) - 1
-    activate, is_shared = ACTIVATIONS[activation], layers[0][0].ndim == 2
+    activate, is_shared = ACTIVATIONS[activation], layers[0][0].ndim <= x.ndim
     for parts in layers:
         weight, bias = parts[0], parts[1]
         x = x @ weight if is_shared else (weight.swapaxes(1, 2) @ x[:, :, None])[:, :, 0]
@@ -89,8 +93,8 @@ def forward(x: Array, layers: Sequence[Layer], activation: Activation, *, last: 
 
 def _normalized(x: Array, scale: Array, shift: Array) -> Array:
     """Layer normalisation (Ba et al. 2016, eq. 4): by the mean and deviation of each row."""
-    centred = x - x.mean(axis=1, keepdims=True)
-    deviation = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + NORM_EPSILON)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + NORM_EPSILON)
     normalized: Array = centred / deviation * scale + shift
     return normalized
 
@@ -162,12 +166,14 @@ class NumpyActorCritic(Stateless):
         normalized = self._normalize(obs)
         assert not isinstance(normalized, dict), "nested observations are for TorchActorCritic"
         inputs = normalized.astype(np.float32, copy=False)
-        if inputs.ndim != 2:
-            inputs = inputs.reshape(len(inputs), -1)
+        return self._outputs(inputs if inputs.ndim == 2 else inputs.reshape(len(inputs), -1))
+
+    def _outputs(self, inputs: Array) -> tuple[Array, Array]:
+        """inputs: float32[B, F], or blocks [S, B, F] for as many networks."""
         activation = self.spec.activation
         if self._encoder:
             inputs = forward(inputs, self._encoder, activation, last=True)
-        return forward(inputs, self._actor, activation), forward(inputs, self._critic, activation)[:, 0]
+        return forward(inputs, self._actor, activation), forward(inputs, self._critic, activation)[..., 0]
 
     def _categorical(self, logits: Array, deterministic: bool) -> tuple[Array, Array]:
         if deterministic:
@@ -185,13 +191,44 @@ class NumpyActorCritic(Stateless):
         else:
             noise = self._rng.standard_normal(means.shape, dtype=np.float32)
         actions = means + noise * np.exp(self._log_std)
-        constant = self._log_std.sum() + 0.5 * math.log(2.0 * math.pi) * self.spec.num_gaussian
+        constant = self._log_std.sum(axis=-1) + 0.5 * math.log(2.0 * math.pi) * self.spec.num_gaussian
         if self._rescale is not None:
             low, half = self._rescale
             actions = low + half * (actions + np.float32(1.0))
             constant += np.log(half).sum()
         log_probs = -0.5 * np.square(noise).sum(axis=1) - constant
         return actions, log_probs.astype(np.float32, copy=False)
+
+
+class JointActorCritic(NumpyActorCritic):
+    """Acts for S policies of one spec, each in its own block of rows, with its own random numbers."""
+
+    def __init__(self, policies: Sequence[NumpyActorCritic]) -> None:
+        super().__init__(policies[0].spec, np.random.SeedSequence(0))
+        self._each = policies
+        self._rng: Any = Generators([policy._rng for policy in policies])
+
+    def gather(self, num_rows: int) -> None:
+        """Their weights, as they are now; num_rows: of a block."""
+        self._encoder = _stacked([policy._encoder for policy in self._each])
+        self._actor = _stacked([policy._actor for policy in self._each])
+        self._critic = _stacked([policy._critic for policy in self._each])
+        self._log_std = np.repeat(np.stack([policy._log_std for policy in self._each]), num_rows, axis=0)
+        self._normalize.take_all([policy._normalize for policy in self._each])
+
+    def _forward(self, obs: Obs) -> tuple[Array, Array]:
+        assert not isinstance(obs, dict), "nested observations are for TorchActorCritic"
+        count = len(self._each)
+        inputs = self._normalize(obs.reshape(count, -1, *obs.shape[1:]))
+        assert not isinstance(inputs, dict)
+        params, values = self._outputs(inputs.reshape(count, len(obs) // count, -1).astype(np.float32, copy=False))
+        return params.reshape(-1, params.shape[-1]), values.reshape(-1)
+
+
+def _stacked(each: Sequence[list[Layer]]) -> list[Layer]:
+    """The layers of all: float32[S, in, out], and [S, 1, out] of what is a row."""
+    layers = [[np.stack(parts) for parts in zip(*same, strict=True)] for same in zip(*each, strict=True)]
+    return [tuple(part if part.ndim == 3 else part[:, None] for part in layer) for layer in layers]
 
 
 class NumpyQPolicy(Stateless):

@@ -1,0 +1,1 @@
+"""Many seeds of one run in one program (`rlplat train --seeds 0-31 --together`): see `training`."""
