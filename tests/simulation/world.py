@@ -16,6 +16,7 @@ Rules
 from __future__ import annotations
 
 import heapq
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -398,6 +399,9 @@ class SimPoller:
         return []
 
 
+_ALWAYS_READY = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
 class SimSocket:
     """A ROUTER socket as `Transport` uses it. Labels mean what they mean there: "<peer>" is our connection to it,
     "<peer>>" its connection to us."""
@@ -427,7 +431,8 @@ class SimSocket:
             return zmq.POLLOUT | (zmq.POLLIN if self.inbox else 0)
         if option == zmq.RCVMORE:
             return int(bool(self._parts))
-        return 0
+        assert option == zmq.FD
+        return _ALWAYS_READY
 
     get = getsockopt
 
