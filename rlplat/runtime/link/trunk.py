@@ -31,6 +31,7 @@ _HANDSHAKE_MS = 2000
 _MAX_PART_BYTES = (1 << 30) + 1024
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSED
+_PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _Key = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{40}$")]
 # As plain numbers: arithmetic with pyzmq's enums costs more than the calls that take them.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
@@ -44,7 +45,7 @@ Heard = tuple[str, str, bytes, Data]
 class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a join file holds: the head's address, its key pair, and the one of all other machines (Z85)."""
 
-    address: Annotated[str, msgspec.Meta(pattern=r"^.+:[0-9]{1,5}$")]
+    address: Annotated[str, msgspec.Meta(pattern=rf"^.+:{_PORT}$")]
     """HOST:PORT"""
     head_public: _Key
     head_secret: _Key

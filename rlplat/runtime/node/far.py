@@ -40,6 +40,7 @@ from rlplat.runtime.wire.agent_messages import AskChunk, Chunk, DropCopies
 from rlplat.runtime.wire.messages import ASKER, NODE
 from rlplat.runtime.wire.values import ErrorInfo
 
+_ENDED = "the program has ended"
 _FOR_AGENT = (messages.Pong, messages.Inspect, messages.Pull, messages.MakeRoom)
 
 
@@ -117,9 +118,9 @@ class FarNode(Shell):
         )
 
     def _is_needed(self) -> bool:
-        if self.trunk.has_ended:
+        if not self.end and self.trunk.has_ended:
             self.end = "the connection to the head has ended"
-        elif self._clock() >= self._lease.until:
+        elif not self.end and self._clock() >= self._lease.until:
             self.end = "the head has not answered for 5 s"
         return not self.end
 
@@ -217,6 +218,8 @@ class FarNode(Shell):
             case agent_messages.RemoveFiles(workers):
                 self._copies.settled(workers)
                 self.agent.remove_files(workers)
+            case agent_messages.End():
+                self.end = _ENDED
             case agent_messages.Using(rows):
                 self._using = {row[0]: InUse(*row[1:]) for row in rows}
             case _:
@@ -259,7 +262,7 @@ def serve(config: dict[str, Any], orders: socket.socket, zygote: int) -> None:
     try:
         node.run()
         if node.end:
-            say(f"{node.end}: the workers of this machine are killed")
+            say(_ENDED if node.end == _ENDED else f"{node.end}: the workers of this machine are killed")
     except BaseException:
         traceback.print_exc()
     finally:

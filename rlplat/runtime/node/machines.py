@@ -8,6 +8,7 @@ more, or of another machine's, is dropped. That is the fence.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from rlplat.runtime.wire import agent_messages, messages
 from rlplat.runtime.wire.agent_messages import TrunkMessage
 from rlplat.runtime.wire.messages import ASKER, DRIVER, NODE
 
-_LOOK_S = 0.5
+_LOOK_S, _END_S = 0.5, 1.0
 _START_S = 20.0
 """A machine that has not joined so long after it heard of the program is waited for no more."""
 _SETTINGS = (
@@ -108,6 +109,7 @@ class Machines:
         self._expected: dict[str, float] = {}
         """Ids that were given out, and until when whoever has one is waited for."""
         self._num_given = 0
+        self._is_over = False
         self._look_at = 0.0
         self._console = console
         self._output = FarOutput(console, os.path.join(config["folder"], "logs"), config["log_to_driver"])
@@ -295,9 +297,22 @@ class Machines:
 
     def _lose(self, node: str, reason: str) -> None:
         del self._far[node]
+        if self._is_over:
+            return
         self._console.write(f"rlplat: machine {node} is lost: {reason}\n")
         self._tell_lost([worker for worker, grave in self._graves.items() if grave.node == node])
         self._head.node_lost(node, reason)
+
+    def end(self) -> None:
+        """The program has. Machines hear of it before their connection ends, with which ZeroMQ drops what they have not
+        read: when their workers are dead they end it themselves."""
+        self._is_over = True
+        for far in self._far.values():
+            far.tell(agent_messages.End())
+        until = self._clock() + _END_S
+        while self._far and self._clock() < until:
+            self.receive()
+            time.sleep(0.005)
 
     def next_deadline(self) -> float | None:
         times = (self._look_at if self._far else None, self.copies.next_deadline())

@@ -88,6 +88,8 @@ class Node(Shell):
         except BrokenPipeError:  # the driver was killed meanwhile
             return
         self._run()
+        if self._machines is not None:
+            self._machines.end()
 
     # -- messages
 

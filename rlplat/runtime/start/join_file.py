@@ -85,13 +85,11 @@ def check_free(keys: Keys) -> None:
         listen(*host_and_port(keys)).close()
     except UsageError as error:
         if "in use" in str(error):
-            why = (
-                "another program has this cluster (one at a time may), or the port is somebody else's "
-                "(`rlplat start --head --port` takes another)"
-            )
-        else:
-            why = "the program of a cluster runs on its head, the machine of that address"
-        raise ConfigError(f"{error}: {why}") from None
+            raise ConfigError(
+                f"{keys.address} is in use: another program has this cluster (one at a time may), or the port is "
+                "somebody else's (`rlplat start --head --port` takes another)"
+            ) from None
+        raise ConfigError(f"{error}: the program of a cluster runs on its head, the machine of that address") from None
 
 
 def host_and_port(keys: Keys) -> tuple[str, int]:

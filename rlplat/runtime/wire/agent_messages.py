@@ -143,6 +143,10 @@ class CreatorsLost(TrunkMessage, tag=28):
     creators: list[str]
 
 
+class End(TrunkMessage, tag=29):
+    """Of the program."""
+
+
 class Using(TrunkMessage, tag=26):
     """Which of its workers are leased or actors: (worker, name, is an actor, can run again, memory limit)."""
 

@@ -536,7 +536,7 @@ def marked_pids(session: str) -> list[int]:
 
 
 def test_machines_work_for_one_program_after_the_other(join: str, start: Start) -> None:
-    start("--resource", "far=1")
+    machine = start("--resource", "far=1")
     sessions = set()
     for _ in range(2):
         init(join)
@@ -544,6 +544,12 @@ def test_machines_work_for_one_program_after_the_other(join: str, start: Start) 
         rlplat.shutdown()
     assert len(sessions) == 2
     assert soon(lambda: not any(marked_pids(session) for session in sessions))
+    assert machine.stderr is not None
+    said = [machine.stderr.readline() for _ in range(5)]
+    assert "waits for programs" in said[0]
+    for works, ended in (said[1:3], said[3:5]):
+        assert "works for a program" in works
+        assert ended.endswith("the program has ended\n")
 
 
 def test_when_the_driver_is_killed_a_machine_is_clean_and_waits_for_the_next(join: str, start: Start) -> None:
@@ -603,7 +609,8 @@ def test_a_second_program_at_the_same_time_is_refused(join: str) -> None:
     init(join)
     script = f"import rlplat; rlplat.init(num_cpus=1, num_gpus=0, address={join!r})"
     second = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert "another program has this cluster" in second.stderr
+    address = join_file.read(join).address
+    assert f"ConfigError: {address} is in use: another program has this cluster" in second.stderr
     rlplat.shutdown()
 
 
@@ -630,7 +637,14 @@ PARTS = ("public", "secret")
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("head_public", "abc"), ("node_secret", "é" * 40), ("address", "nonsense"), ("address", 5)]
+    ("field", "value"),
+    [
+        ("head_public", "abc"),
+        ("node_secret", "é" * 40),
+        ("address", "nonsense"),
+        ("address", 5),
+        ("address", "a:65536"),
+    ],
 )
 def test_a_join_file_that_is_none_is_refused_in_one_line(join: str, field: str, value: Any) -> None:
     Path(join).write_text(json.dumps(json.loads(Path(join).read_text()) | {field: value}))
