@@ -26,7 +26,7 @@ from rlplat.errors import EnvError, UsageError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.copies import Copies
-from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, RandomActor, close_env, has_info_mask, no_choice
+from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, RandomActor, close_env, has_info_mask, mask_method, no_choice
 from rlplat.rl.envs.gym_spaces import (
     mask_problem,
     policy_actions,
@@ -61,6 +61,10 @@ DARK, DARK_STEPS = 1 / 8, 50
 """Images that stay below that share of their range in so many steps have bounds that are not theirs."""
 BLACK = 1 / 255
 """Below that share they are fractions, or codes, whose bounds say that they are bytes: a run says it as well."""
+UNREAD_MASK = (
+    "the action mask is not read: of a vector environment only one within its observations is, the key 'action_mask' "
+    "of a Dict. Give the environment that it is made of (env=lambda: MyEnv()), or put the mask there"
+)
 STUCK = 4
 """Steps that end although the step before did, in environments where no other step follows an end."""
 LONG = 100
@@ -227,6 +231,9 @@ def check_env_here(
             report.add("note", f"a vector environment, used as it is: its {env.num_envs} are num_envs_per_worker")
             with VectorEnv(env, source.name, seed=SEED, limits=limits, env_metrics=env_metrics) as vector_env:
                 _play_batched(vector_env, steps, report, beat)
+                copies_of = next(iter(getattr(env, "envs", ())), None)
+                if vector_env.has_unread_mask or (copies_of is not None and mask_method(copies_of)):
+                    report.add("warning", UNREAD_MASK, is_told=True)
             if report.spaces is not None:
                 report.spaces = replace(report.spaces, device=device)
             return report

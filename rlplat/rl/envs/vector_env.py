@@ -83,6 +83,8 @@ class VectorEnv(Closing):
         """Why `get_state` cannot be called, or the empty string."""
         self.not_restored: dict[int, str] = {}
         """Environments that had to begin a new episode in the last `set_state`, and why."""
+        self.has_unread_mask = False
+        """Whether the infos bring a mask: `GuardedEnv` reads it, of copies that are stepped one by one."""
         self._inspects_steps = self._has_mask or not self.not_saved
         self._all_valid = np.ones(self.num_envs, np.bool_)
         self._all_valid.flags.writeable = False
@@ -143,6 +145,7 @@ class VectorEnv(Closing):
             self._info_metrics.reset()
         kwargs = {} if sequence is None else {"seed": _raw_seed(self._raw, sequence)}
         obs, info = self._guarded(lambda: self._raw.reset(**kwargs), "reset()")
+        self.has_unread_mask = isinstance(info, dict) and MASK in info and not self._has_mask
         obs = self._check_obs(obs)
         self._require_finite(obs, "observation")
         if self._watches_lives:

@@ -174,6 +174,34 @@ def test_the_check_takes_no_action_that_a_mask_forbids() -> None:
     assert report.is_sound and report.episodes > 4, str(report)
 
 
+class InInfo(Endless):
+    mask = {"action_mask": np.array([0, 1], np.int8)}
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        return super().reset(**arguments)[0], self.mask
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        return (*super().step(action)[:4], self.mask)
+
+
+class ByMethod(Endless):
+    def action_masks(self) -> Any:
+        return np.array([False, True])
+
+
+@pytest.mark.parametrize("env", [InInfo, ByMethod])
+def test_a_mask_that_a_vector_environment_cannot_bring_is_told(env: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Its policies took illegal actions without a word."""
+    assert "mask(2)" in check_env(env, steps=16).head
+    with caplog.at_level(logging.WARNING), PPO(PPOConfig(env=env, num_envs_per_worker=2, **SMALL)) as ppo:
+        ppo.step()
+    assert "action mask" not in caplog.text
+    given = gym.vector.SyncVectorEnv([env, env])
+    with caplog.at_level(logging.WARNING), PPO(PPOConfig(env=given, num_envs_per_worker=2, **SMALL)) as ppo:
+        ppo.step()
+    assert "the action mask is not read: of a vector environment" in caplog.text
+
+
 def test_copies_that_do_not_begin_again_are_told() -> None:
     """Every step after the first end would be an episode of its own."""
     assert "begin again" not in str(check_env(lambda num_envs: Five(num_envs), steps=40))
