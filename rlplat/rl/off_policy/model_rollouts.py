@@ -11,7 +11,7 @@ import numpy as np
 
 from rlplat.rl.interfaces import Array
 from rlplat.rl.replay.buffer import Minibatch
-from rlplat.rl.replay.ring import Ring
+from rlplat.rl.replay.circular_buffer import CircularBuffer
 from rlplat.rl.saved import Saved
 
 if TYPE_CHECKING:
@@ -59,19 +59,19 @@ def branched_rollouts(
 
 
 class ModelReplay(Saved):
-    """A ring of `capacity` rows.
+    """The newest `capacity` rows.
 
     replay.add(imagined)
     minibatch = replay.sample(243)
     """
 
-    saved = {"**": "_ring", "rng": "_rng"}
+    saved = {"**": "_buffer", "rng": "_rng"}
 
     def __init__(
         self, capacity: int, num_obs: int, num_actions: int, discount: float, seed: np.random.SeedSequence
     ) -> None:
         """num_obs, num_actions: D and A."""
-        self._ring = Ring(
+        self._buffer = CircularBuffer(
             {
                 "obs": np.zeros((capacity, num_obs), np.float32),
                 "actions": np.zeros((capacity, num_actions), np.float32),
@@ -84,16 +84,16 @@ class ModelReplay(Saved):
         self._rng = np.random.Generator(np.random.PCG64(seed))
 
     def __len__(self) -> int:
-        return len(self._ring)
+        return len(self._buffer)
 
     def add(self, imagined: Imagined) -> None:
         """The newest rows replace the oldest."""
-        self._ring.add(imagined)
+        self._buffer.add(imagined)
 
     def sample(self, size: int) -> Minibatch:
         """`size` independent draws, all rows equally likely."""
         rows = self._rng.integers(len(self), size=size)
-        obs, actions, rewards, next_obs, terminated = self._ring.rows(rows)
+        obs, actions, rewards, next_obs, terminated = self._buffer.rows(rows)
         return Minibatch(
             obs=obs,
             actions=actions,

@@ -12,7 +12,7 @@ from rlplat.rl.envs.board_games.game import BoardGame
 from rlplat.rl.envs.make import make_single_env
 from rlplat.rl.envs.names import resolve_env
 from rlplat.rl.interfaces import Array
-from rlplat.rl.replay.ring import Ring
+from rlplat.rl.replay.circular_buffer import CircularBuffer
 from rlplat.rl.saved import Saved
 
 
@@ -34,13 +34,13 @@ class PositionReplay(Saved):
     drawn = replay.sample(256)
     """
 
-    saved = {"**": "_ring", "rng": "_rng"}
+    saved = {"**": "_buffer", "rng": "_rng"}
 
     def __init__(self, game: BoardGame, capacity: int, seed: np.random.SeedSequence, *, use_symmetries: bool) -> None:
         """use_symmetries: every position is drawn as one of its equals, at random."""
         self._symmetries = game.symmetries if use_symmetries else game.symmetries[:1]
         cells = game.start(1).shape[1]
-        self._ring = Ring(
+        self._buffer = CircularBuffer(
             {
                 "boards": np.zeros((capacity, cells), np.int8),
                 "policies": np.zeros((capacity, game.num_actions), np.float32),
@@ -50,16 +50,16 @@ class PositionReplay(Saved):
         self._rng = np.random.Generator(np.random.PCG64(seed))
 
     def __len__(self) -> int:
-        return len(self._ring)
+        return len(self._buffer)
 
     def add(self, positions: Positions) -> None:
         """Any number of them; the oldest give way."""
-        self._ring.add(positions)
+        self._buffer.add(positions)
 
     def sample(self, size: int) -> Positions:
         """Independent draws."""
         rows = self._rng.integers(len(self), size=size)
-        drawn = Positions(*self._ring.rows(rows))
+        drawn = Positions(*self._buffer.rows(rows))
         which = self._rng.integers(len(self._symmetries), size=size)
         for number, (cells, actions) in enumerate(self._symmetries):
             here = np.flatnonzero(which == number)

@@ -2,7 +2,7 @@
 
 A stack of the last C frames repeats each of them C times; with `FrameStorage`, a million Atari observations take
 7 instead of 28 GB (and 56 where the next observation is kept beside them). Both storages have lanes: one per
-environment, a ring of rows each.
+environment, with the newest rows of each.
 """
 
 from __future__ import annotations

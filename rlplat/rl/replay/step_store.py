@@ -1,7 +1,7 @@
 """`StepStore`: the steps that a replay remembers, every observation once, and what n steps from each of them came to.
 
-Every environment has a lane, a ring of rows in order of time. Beside the steps a lane holds the last observation of
-every episode that was cut off (with hindsight: of every one), and a gap where a worker was replaced:
+Every environment has a lane, rows in order of time of which the newest stay. Beside the steps a lane holds the last
+observation of every episode that was cut off (with hindsight: of every one), and a gap where a worker was replaced:
 
     step step step(terminated) step step(truncated) FINAL step step GAP step ...
 
@@ -36,7 +36,7 @@ class Written(NamedTuple):
 
 
 class StepStore:
-    """`num_lanes` rings of `lane_capacity` rows; row = lane * lane_capacity + place.
+    """`num_lanes` lanes of `lane_capacity` rows; row = lane * lane_capacity + place.
 
     returns[row]     float32: R = r_t + ... + discount^(m-1) r_(t+m-1), m = n_step or fewer where the episode ends
     discounts[row]   float32: discount^m, 0 where it terminated

@@ -1,4 +1,4 @@
-"""`Ring`: columns side by side that hold the newest of the rows which were added."""
+"""`CircularBuffer`: columns side by side that hold the newest of the rows which were added."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from rlplat.rl.interfaces import Array
 
 
-class Ring:
-    """ring = Ring({"obs": np.zeros((1000, 4), np.float32), "rewards": np.zeros(1000, np.float32)})
-    ring.add([obs, rewards])
-    obs, rewards = ring.rows(rng.integers(len(ring), size=32))
+class CircularBuffer:
+    """buffer = CircularBuffer({"obs": np.zeros((1000, 4), np.float32), "rewards": np.zeros(1000, np.float32)})
+    buffer.add([obs, rewards])
+    obs, rewards = buffer.rows(rng.integers(len(buffer), size=32))
     """
 
     def __init__(self, columns: Mapping[str, Array]) -> None:
@@ -46,7 +46,7 @@ class Ring:
         return {"columns": filled, "num_added": self.num_added}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Into an empty ring; of another capacity, the newest that it has room for."""
+        """Into an empty one; of another capacity, the newest that it has room for."""
         columns = [state["columns"][name] for name in self._columns]
         num_added = int(state["num_added"] if "num_added" in state else state["written"])  # as MBPO named it
         num_saved = len(columns[0])

@@ -1,4 +1,4 @@
-"""A ring against a list, with sizes at the boundaries; and restored into another size."""
+"""A buffer against a list, with sizes at the boundaries; and restored into another size."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplat.rl.replay.ring import Ring
+from rlplat.rl.replay.circular_buffer import CircularBuffer
 
 
-def empty(capacity: int) -> Ring:
-    return Ring({"pairs": np.zeros((capacity, 2), np.int64), "numbers": np.zeros(capacity, np.float32)})
+def empty(capacity: int) -> CircularBuffer:
+    return CircularBuffer({"pairs": np.zeros((capacity, 2), np.int64), "numbers": np.zeros(capacity, np.float32)})
 
 
-def add(ring: Ring, first: int, count: int) -> None:
+def add(buffer: CircularBuffer, first: int, count: int) -> None:
     numbers = np.arange(first, first + count)
-    ring.add([np.stack([numbers, -numbers], axis=1), numbers.astype(np.float32)])
+    buffer.add([np.stack([numbers, -numbers], axis=1), numbers.astype(np.float32)])
 
 
-def numbers_of(ring: Ring) -> list[float]:
+def numbers_of(buffer: CircularBuffer) -> list[float]:
     """Sorted, having looked whether rows are whole."""
-    pairs, numbers = ring.rows(np.arange(len(ring)))
+    pairs, numbers = buffer.rows(np.arange(len(buffer)))
     assert (pairs[:, 0] == numbers).all() and (pairs[:, 1] == -numbers).all()
     return sorted(numbers.tolist())
 
@@ -29,14 +29,14 @@ def numbers_of(ring: Ring) -> list[float]:
 def test_it_holds_the_newest_also_after_it_was_restored(
     capacity: int, counts: list[int], other: int, more: int
 ) -> None:
-    ring, number = empty(capacity), 0
+    buffer, number = empty(capacity), 0
     for count in counts:
-        add(ring, number, count)
+        add(buffer, number, count)
         number += count
-        assert ring.num_added == number
+        assert buffer.num_added == number
     everything = list(range(number))
-    assert len(ring) == min(number, capacity) and numbers_of(ring) == everything[-capacity:]
-    saved = ring.get_state()
+    assert len(buffer) == min(number, capacity) and numbers_of(buffer) == everything[-capacity:]
+    saved = buffer.get_state()
     restored = empty(other)
     restored.set_state(saved)
     held = everything[-capacity:][-other:]
