@@ -42,7 +42,7 @@ from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
-from rlplat.rl.unused_settings import Unused
+from rlplat.rl.unused_settings import DISCRETE, Unused
 from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ class AlphaZeroConfig(AlgorithmConfig):
         "discount": Unused("a game counts by its outcome"),
         "random_start_steps": Unused("games begin at their beginning", is_error=True),
         "vectorization": Unused("games are played in numpy, many at a time"),
-        "policy.squash_actions": Unused("actions are discrete"),
-        "policy.rescale_actions": Unused("actions are discrete"),
-        "policy.initial_log_std": Unused("actions are discrete"),
+        **DISCRETE,
     }
 
     num_simulations: Count = 50

@@ -43,7 +43,7 @@ from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import QSpec
 from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.schedules import LearningRate
-from rlplat.rl.unused_settings import Unused
+from rlplat.rl.unused_settings import DISCRETE, Unused
 from rlplat.section import Count
 
 if TYPE_CHECKING:
@@ -67,10 +67,7 @@ class DiscreteSACConfig(OffPolicyConfig):
     unused = {
         **OffPolicyConfig.unused,
         "policy.custom": Unused("actor and critics are rlplat's networks", is_error=True),
-        **dict.fromkeys(
-            (f"policy.{key}" for key in ("squash_actions", "rescale_actions", "initial_log_std")),
-            Unused("actions are discrete"),
-        ),
+        **DISCRETE,
     }
 
     policy: CategoricalPolicyConfig = Field(default_factory=CategoricalPolicyConfig)

@@ -55,7 +55,7 @@ from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
 from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.schedules import LinearSchedule, ScheduledShare
 from rlplat.rl.spaces import MASK
-from rlplat.rl.unused_settings import Unused
+from rlplat.rl.unused_settings import DISCRETE, Unused
 from rlplat.section import Count
 
 if TYPE_CHECKING:
@@ -93,10 +93,7 @@ class DQNConfig(OffPolicyConfig):
         "policy.share_encoder": Unused("a Q-network has one encoder"),
         "multi_agent.centralized_critic": Unused("there is no critic beside Q: ppo has one", is_error=True),
         "policy.critic_hidden_sizes": Unused("the Q-network is the critic: set policy.hidden_sizes", is_error=True),
-        **dict.fromkeys(
-            (f"policy.{key}" for key in ("squash_actions", "rescale_actions", "initial_log_std")),
-            Unused("actions are discrete"),
-        ),
+        **DISCRETE,
     }
     fixed_on_resume = (*OffPolicyConfig.fixed_on_resume, *(field.name for field in fields(QSpec)))
     shapes_replay: ClassVar[tuple[str, ...]] = (*REPLAY, "clip_rewards", "frame_stacks", *PRIORITIES)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 
@@ -22,6 +23,12 @@ class Unused:
     is_error: bool = False
     harmless: tuple[Any, ...] = ()
     """Values besides the default that ask for nothing."""
+
+
+DISCRETE = dict.fromkeys(
+    ("policy.squash_actions", "policy.rescale_actions", "policy.initial_log_std"), Unused("actions are discrete")
+)
+"""What an algorithm of discrete actions does not use."""
 
 
 def refusal(config: Any) -> str:
@@ -40,10 +47,8 @@ def announcement(config: Any, algo: str) -> str:
 def _given(config: Any) -> Iterator[tuple[str, Any, Unused]]:
     unused: Mapping[str, Unused] = getattr(config, "unused", {})
     for key, each in unused.items():
-        path, _, name = key.rpartition(".")
-        owner = config
-        for part in path.split(".") if path else ():
-            owner = getattr(owner, part)
+        *path, name = key.split(".")
+        owner = reduce(getattr, path, config)
         value = getattr(owner, name)
         default = type(owner).model_fields[name].get_default(call_default_factory=True)
         if value != default and value not in each.harmless:

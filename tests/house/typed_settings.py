@@ -19,6 +19,8 @@ from rlplat.section import Section
 
 FILE = Path(__file__).parents[2] / "rlplat/rl/run/typed_settings.py"
 
+EVALUATED = "EvaluatedSettings"
+"""What algorithms have that `train` has a parameter for, or in another form."""
 _ABOVE = ("rlplat.algorithms", "rlplat.rl.off_policy", "rlplat.rl.offline")
 
 _HEAD = '''\
@@ -165,13 +167,19 @@ def written() -> str:
     }
     del together["callbacks"]
     all_of_them = families | {_settings_name(config): settings for config, settings in configs.items()}
-    classes: dict[str, dict[str, str]] = {}
-    texts: list[str] = []
+    first = next(iter(configs.values()))
+    evaluated = {key: first[key] for key in ("evaluation", "callbacks")}
+    classes = {EVALUATED: evaluated}
+    texts = [_class(EVALUATED, "TypedDict", evaluated)]
     for name, settings in sorted(all_of_them.items(), key=lambda each: len(each[1])):
         texts.append(_subclass(name, settings, classes, most=1))
         classes[name] = settings
     texts.append(_subclass("AnySettings", together, classes, most=len(classes)))
-    groups = [_class(name, "TypedDict", settings) for name, settings in writer.groups.items()]
+    above: dict[str, dict[str, str]] = {}
+    groups: list[str] = []
+    for name, settings in writer.groups.items():
+        groups.append(_subclass(name, settings, above, most=1))
+        above[name] = settings
     groups.insert(3, f"ScheduleSetting = {schedules}")
     imports = "".join(
         f"from {module} import {', '.join(sorted(names))}\n" for module, names in sorted(writer.imports.items())
@@ -180,11 +188,12 @@ def written() -> str:
 
 
 def _subclass(name: str, settings: dict[str, str], classes: dict[str, dict[str, str]], *, most: int) -> str:
-    """Of at most so many of the classes, the largest first, that have nothing which it has not."""
+    """Of at most so many of the classes, the largest first, that have nothing which it has not; EVALUATED beside."""
     bases: list[str] = []
     rest = dict(settings)
     for base, its in sorted(classes.items(), key=lambda each: -len(each[1])):
-        if len(bases) < most and its.items() <= settings.items() and its.keys() & rest.keys():
+        is_free = len(bases) < most or base == EVALUATED
+        if is_free and its.items() <= settings.items() and its.keys() & rest.keys():
             bases.append(base)
             rest = {key: text for key, text in rest.items() if key not in its}
     return _class(name, ", ".join(bases) or "TypedDict", rest)

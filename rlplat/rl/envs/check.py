@@ -28,6 +28,7 @@ from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.copies import Copies
 from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, RandomActor, close_env, has_info_mask, mask_method, no_choice
 from rlplat.rl.envs.gym_spaces import (
+    batched,
     mask_problem,
     policy_actions,
     space_spec,
@@ -525,9 +526,7 @@ def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> 
     """For environments that exist only as vector environments; ones that we did not write need fewer questions."""
     report.spaces, report.facts = env.spec, env.facts()
     report.note_observations()
-    from gymnasium.vector.utils import batch_space
-
-    batch = batch_space(env.action_space, env.num_envs)
+    batch = batched(env.action_space, env.num_envs)
     batch.seed(SEED)
     actor = RandomActor(env.action_space, env.spec, SEED)
     has_mask = MASK in obs_leaves(env.spec.obs)

@@ -53,11 +53,7 @@ def require_fitting(own: Weights, given: Weights, *, normalizes: bool) -> None:
 
 def network_weights(weights: Weights) -> Weights:
     """Without normaliser statistics and exploration."""
-    return {
-        name: np.array(array, np.float32)
-        for name, array in weights.items()
-        if name not in _BESIDE and not name.startswith(ENV_STATISTICS)
-    }
+    return {name: np.array(array, np.float32) for name, array in _network(weights).items()}
 
 
 def carried_statistics(weights: Weights) -> dict[str, Any] | None:

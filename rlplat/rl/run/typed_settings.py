@@ -100,13 +100,7 @@ class ExpectSettings(TypedDict, total=False):
     evaluation_return_mean: float | None
 
 
-class QEvaluationSettings(TypedDict, total=False):
-    period: int
-    episodes: int
-    max_episode_steps: int
-    num_envs: int
-    deterministic: bool
-    video_period: int
+class QEvaluationSettings(EvaluationSettings, total=False):
     epsilon: float
 
 
@@ -170,6 +164,11 @@ class ModelSettings(TypedDict, total=False):
     max_epochs: int
 
 
+class EvaluatedSettings(TypedDict, total=False):
+    evaluation: EvaluationSettings | EvaluationConfig
+    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+
+
 class CommonSettings(TypedDict, total=False):
     env_kwargs: Mapping[str, Any]
     env_metrics: Sequence[str]
@@ -220,9 +219,8 @@ class AnyBCSettings(DataSettings, total=False):
     policy: PolicySettings | PolicyConfig
 
 
-class BCSettings(AnyBCSettings, total=False):
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+class BCSettings(AnyBCSettings, EvaluatedSettings, total=False):
+    pass
 
 
 class RMSPropSettings(OnPolicySettings, total=False):
@@ -260,10 +258,8 @@ class ContinuousSettings(OffPolicySettings, total=False):
     critic_learning_rate: ScheduleSetting | None
 
 
-class ESSettings(CommonSettings, total=False):
+class ESSettings(CommonSettings, EvaluatedSettings, total=False):
     policy: PolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
     population_size: int
     episodes_per_perturbation: int
     noise_std: float
@@ -298,10 +294,8 @@ class AnySACSettings(ContinuousSettings, total=False):
     target_entropy: Literal["auto"] | float
 
 
-class AlphaZeroSettings(CommonSettings, total=False):
+class AlphaZeroSettings(CommonSettings, EvaluatedSettings, total=False):
     policy: PolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
     num_simulations: int
     rollout_length: int
     sampling_moves: int
@@ -326,9 +320,7 @@ class AnyTD3Settings(ContinuousSettings, total=False):
     target_noise_clip: float
 
 
-class A3CSettings(RMSPropSettings, total=False):
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+class A3CSettings(RMSPropSettings, EvaluatedSettings, total=False):
     optimizer: Literal["rmsprop", "adam"]
     gae_lambda: float
     num_parameter_servers: int
@@ -336,32 +328,24 @@ class A3CSettings(RMSPropSettings, total=False):
     normalize_advantages: bool
 
 
-class DiscreteSACSettings(OffPolicySettings, total=False):
+class DiscreteSACSettings(OffPolicySettings, EvaluatedSettings, total=False):
     policy: PolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
     critic_learning_rate: ScheduleSetting | None
     entropy_coef: Literal["auto"] | float
     initial_entropy_coef: float
     target_entropy: Literal["auto"] | float
 
 
-class SACSettings(AnySACSettings, total=False):
+class SACSettings(AnySACSettings, EvaluatedSettings, total=False):
     policy: ContinuousPolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
     entropy_coef: Literal["auto"] | float
 
 
-class TD3Settings(AnyTD3Settings, total=False):
+class TD3Settings(AnyTD3Settings, EvaluatedSettings, total=False):
     policy: ContinuousPolicySettings | PolicyConfig
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
 
 
-class ImpalaSettings(RMSPropSettings, total=False):
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+class ImpalaSettings(RMSPropSettings, EvaluatedSettings, total=False):
     optimizer: Literal["rmsprop", "adam"]
     rollouts_per_update: int
     num_epochs: int
@@ -405,9 +389,7 @@ class MBPOSettings(SACSettings, total=False):
     real_share: float
 
 
-class PPOSettings(OnPolicySettings, total=False):
-    evaluation: EvaluationSettings | EvaluationConfig
-    callbacks: Sequence[str | Mapping[str, Mapping[str, Any]]]
+class PPOSettings(OnPolicySettings, EvaluatedSettings, total=False):
     weight_decay: float
     num_epochs: int
     minibatch_size: int

@@ -92,7 +92,7 @@ def require_made_alike(spec: PolicySpec, network: nn.Module, other: nn.Module) -
 def _check_mask(name: str, network: Any, spec: PolicySpec, device: torch.device, state_size: int) -> None:
     """An action that the mask forbids has probability 0."""
     mask, choices = masks_with_one_choice(spec)
-    obs = _sample_obs(spec, len(mask), device)
+    obs = sample_obs(spec, len(mask), device)
     assert isinstance(obs, dict)
     obs[MASK] = torch.from_numpy(mask).to(obs[MASK].dtype).to(device)
     with torch.no_grad():
@@ -118,7 +118,7 @@ def _check_call(
 ) -> Tensor:
     """One forward pass and everything that is asked of its distribution; the sum of what is learnt from."""
     num_rows = num_steps * NUM_ENVS
-    obs = _sample_obs(spec, num_rows, device)
+    obs = sample_obs(spec, num_rows, device)
     generator = torch.Generator(device=device).manual_seed(0)
     rows = f"{num_steps} step{'s' if num_steps > 1 else ''} of {NUM_ENVS} environments"
     call = f"forward(obs of {num_rows} rows: {_shown(spec)}, state {_given(state)}, starts {_given(starts)})"
@@ -192,14 +192,14 @@ def _require_choices(name: str, what: str, spec: PolicySpec, actions: Tensor) ->
             )
 
 
-def _sample_obs(spec: PolicySpec, num_rows: int, device: torch.device) -> TensorObs:
+def sample_obs(spec: PolicySpec, num_rows: int, device: torch.device) -> TensorObs:
+    """Made-up observations: ones in a mask (everything is legal), zeros elsewhere."""
     if isinstance(spec.obs, dict):
         return {path: _sample_leaf(leaf, num_rows, device) for path, leaf in spec.obs.items()}
     return _sample_leaf(spec.obs, num_rows, device)
 
 
 def _sample_leaf(leaf: ObsSpec, num_rows: int, device: torch.device) -> Tensor:
-    """Ones in a mask, zeros elsewhere: legal everywhere."""
     dtype = np.dtype(np.float32 if leaf.kind == "vector" else leaf.dtype)
     array = np.ones if leaf.kind == "mask" else np.zeros
     return torch.from_numpy(array((num_rows, *leaf.shape), dtype)).to(device)

@@ -12,10 +12,9 @@ from rlplat.errors import UsageError
 from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.framework_check import require_known_state, require_q_shapes
 from rlplat.rl.policies.spec import PolicySpec, QSpec
-from rlplat.rl.spaces import ObsSpec, obs_leaves
 from rlplat.rl.torch.cores import make_core
 from rlplat.rl.torch.encoders import TensorObs, make_encoder
-from rlplat.rl.torch.network_check import constant_buffers
+from rlplat.rl.torch.network_check import constant_buffers, sample_obs
 
 
 class QNetwork(nn.Module):
@@ -191,17 +190,6 @@ def check_q_network(network: QNetwork, device: torch.device) -> None:
         return
     require_known_state(own, network)
     num_rows = 3
-    leaves = obs_leaves(spec.obs)
-    sample = {
-        path: torch.full((num_rows, *leaf.shape), leaf.kind == "mask", device=device).to(_dtype(leaf))
-        for path, leaf in leaves.items()
-    }
     with constant_buffers(own, network):
-        outputs, state = network(sample if isinstance(spec.obs, dict) else sample[""])
+        outputs, state = network(sample_obs(spec, num_rows, device))
     require_q_shapes(own, network, num_rows, outputs, state)
-
-
-def _dtype(leaf: ObsSpec) -> torch.dtype:
-    """As acting and learning give it: float64 comes as float32."""
-    dtype: torch.dtype = getattr(torch, leaf.dtype, torch.float32)
-    return torch.float32 if dtype == torch.float64 else dtype
