@@ -33,11 +33,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from pydantic import Field
 
 from rlplat.algorithms.sac import Auto, EntropyCoefficient
-from rlplat.rl.algorithm_config import PolicyConfig
-from rlplat.rl.interfaces import Activation
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.obs_tree import map_obs
-from rlplat.rl.off_policy.learner import OffPolicyConfig, OffPolicyLearner
+from rlplat.rl.off_policy.learner import OffPolicyConfig, OffPolicyLearner, QPolicyConfig
 from rlplat.rl.off_policy.ring import OffPolicy
 from rlplat.rl.policies.make import policy_for
 from rlplat.rl.policies.spec import QSpec
@@ -52,15 +50,6 @@ if TYPE_CHECKING:
     from rlplat.rl.run.typed_settings import DiscreteSACSettings
 
 
-class CategoricalPolicyConfig(PolicyConfig):
-    """The networks of the actor and of each critic."""
-
-    activation: Activation = "relu"
-    """Non-linearity of the MLPs."""
-    orthogonal_init: bool = False
-    """Orthogonal initialisation; false: the framework's own."""
-
-
 class DiscreteSACConfig(OffPolicyConfig):
     """Settings of SAC for discrete actions."""
 
@@ -70,7 +59,7 @@ class DiscreteSACConfig(OffPolicyConfig):
         **DISCRETE,
     }
 
-    policy: CategoricalPolicyConfig = Field(default_factory=CategoricalPolicyConfig)
+    policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
     env_steps_per_update: float = Field(default=1.0, gt=0.0, le=1e9)
     """Env steps for each gradient step; 0.5: two gradient steps per env step."""
     batch_size: Count = 64

@@ -36,22 +36,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlplat.rl.algorithm_config import EvaluationConfig, PolicyConfig
-from rlplat.rl.interfaces import Activation, Array, Weights
+from rlplat.rl.interfaces import Array, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig
 from rlplat.rl.obs_tree import map_obs
-from rlplat.rl.off_policy.learner import REPLAY, OffPolicyConfig, OffPolicyLearner, TargetsAhead
+from rlplat.rl.off_policy.learner import OffPolicyConfig, OffPolicyLearner, QEvaluationConfig, QPolicyConfig
 from rlplat.rl.off_policy.ring import OffPolicy
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.make import q_policy_for
 from rlplat.rl.policies.spec import PolicySpec, QSpec
-from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
+from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch, TargetsAhead
 from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.schedules import LinearSchedule, ScheduledShare
 from rlplat.rl.spaces import MASK
@@ -63,25 +62,7 @@ if TYPE_CHECKING:
 
     from rlplat.rl.run.typed_settings import DQNSettings
 
-PRIORITIES = ("prioritized", "priority_alpha")
 AtomValue = Annotated[float, Field(ge=-1e9, le=1e9)]
-
-
-class QPolicyConfig(PolicyConfig):
-    """The network; defaults as in Mnih et al. 2015."""
-
-    activation: Activation = "relu"
-    """Non-linearity of the MLP."""
-    orthogonal_init: bool = False
-    """Orthogonal initialisation; false: the framework's own."""
-
-
-class QEvaluationConfig(EvaluationConfig):
-    """Episodes played between updates; greedy but for `epsilon`."""
-
-    epsilon: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of random actions in a deterministic evaluation, from the evaluation's own seed: 0.05 in Mnih et al. 2015,
-    0.001 in Rainbow. A greedy policy can wait for ever where only another action goes on."""
 
 
 class DQNConfig(OffPolicyConfig):
@@ -96,7 +77,7 @@ class DQNConfig(OffPolicyConfig):
         **DISCRETE,
     }
     fixed_on_resume = (*OffPolicyConfig.fixed_on_resume, *(field.name for field in fields(QSpec)))
-    shapes_replay: ClassVar[tuple[str, ...]] = (*REPLAY, "clip_rewards", "frame_stacks", *PRIORITIES)
+    shapes_replay = (*OffPolicyConfig.shapes_replay, "clip_rewards", "frame_stacks", "prioritized", "priority_alpha")
 
     policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
     evaluation: QEvaluationConfig = Field(default_factory=QEvaluationConfig)

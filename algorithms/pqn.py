@@ -33,11 +33,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from pydantic import Field
 
-from rlplat.algorithms.dqn import DQNConfig, QEvaluationConfig, QPolicyConfig
+from rlplat.algorithms.dqn import DQNConfig
 from rlplat.rl.algorithm_config import OnPolicyConfig
 from rlplat.rl.interfaces import Result, UpdateReport, Weights
 from rlplat.rl.learning.learner import OnPolicyLearner
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig
+from rlplat.rl.off_policy.learner import QEvaluationConfig, QPolicyConfig
 from rlplat.rl.policies.exploration import EPSILON
 from rlplat.rl.policies.make import q_policy_for
 from rlplat.rl.policies.spec import PolicySpec, QSpec, require_discrete

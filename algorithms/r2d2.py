@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 from pydantic import Field
 
-from rlplat.algorithms.dqn import DQN, DQNConfig, QPolicyConfig, TorchDQN
+from rlplat.algorithms.dqn import DQN, DQNConfig, TorchDQN
 from rlplat.rl.obs_tree import map_obs
+from rlplat.rl.off_policy.learner import QPolicyConfig
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
 from rlplat.rl.spaces import MASK

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 from pydantic import Field
 
-from rlplat.rl.algorithm_config import AdamWConfig, PolicyConfig, Width
-from rlplat.rl.interfaces import Activation, Obs, UpdateReport, Weights
+from rlplat.rl.algorithm_config import AdamWConfig, EvaluationConfig, PolicyConfig, Width
+from rlplat.rl.interfaces import Activation, UpdateReport, Weights
 from rlplat.rl.learning.backend import Computation
 from rlplat.rl.learning.learner import Learner
 from rlplat.rl.normalization import ObsStatistics
@@ -82,10 +82,6 @@ class LearnerReplay:
             self.env_steps = int(state["replay_steps"])
 
 
-REPLAY = ("replay_capacity", "num_rollout_workers", "num_envs_per_worker", "n_step", "discount")
-"""Settings that shape any replay of transitions."""
-
-
 class OffPolicyConfig(AdamWConfig):
     """Settings of every algorithm with a replay."""
 
@@ -95,7 +91,10 @@ class OffPolicyConfig(AdamWConfig):
         "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c, impala and sac", is_error=True),
         "policy.obs_groups": Unused("critics of ppo, a3c, impala, sac and td3 may see more", is_error=True),
     }
-    shapes_replay: ClassVar[tuple[str, ...]] = REPLAY
+    shapes_replay: ClassVar[tuple[str, ...]] = (
+        "replay_capacity", "num_rollout_workers", "num_envs_per_worker", "n_step", "discount",
+    )  # fmt: skip
+    """Of any replay of transitions."""
 
     num_envs_per_worker: int = Field(default=1, ge=1, le=100_000)
     """Environments side by side in each rollout worker."""
@@ -121,6 +120,23 @@ class OffPolicyConfig(AdamWConfig):
     """Checkpoints hold the replay (its filled part); false: after a resume it fills again, by the policy."""
     hindsight: HindsightConfig = Field(default_factory=HindsightConfig)
     """Other goals for what was seen, where the environment has goals (docs/hindsight.md)."""
+
+
+class QPolicyConfig(PolicyConfig):
+    """The network of Q-values or of a discrete actor; defaults as in Mnih et al. 2015."""
+
+    activation: Activation = "relu"
+    """Non-linearity of the MLP."""
+    orthogonal_init: bool = False
+    """Orthogonal initialisation; false: the framework's own."""
+
+
+class QEvaluationConfig(EvaluationConfig):
+    """Episodes played between updates; greedy but for `epsilon`."""
+
+    epsilon: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of random actions in a deterministic evaluation, from the evaluation's own seed: 0.05 in Mnih et al. 2015,
+    0.001 in Rainbow. A greedy policy can wait for ever where only another action goes on."""
 
 
 class ContinuousPolicyConfig(PolicyConfig):
@@ -293,21 +309,3 @@ class ContinuousLearner(OffPolicyLearner[BoundedConfig]):
         replay itself (a resumed run without its replay, `--init-from`)."""
         warms_up = self.env_steps < self.config.learning_starts and not self.acts_from_start
         return {EPSILON: np.array([float(warms_up)], np.float32)} | super().beside()
-
-
-class TargetsAhead:
-    """A target network's outputs for many minibatches at once: half the work, as long as that network stays the same.
-
-    ahead = TargetsAhead(net.target_outputs)
-    next_outputs = ahead.of(drawn, start, size, num_steps)
-    """
-
-    def __init__(self, outputs_of: Callable[[Obs], Any]) -> None:
-        self._outputs_of, self._first, self._stop = outputs_of, 0, 0
-
-    def of(self, drawn: Any, start: int, size: int, num_steps: int) -> Any:
-        """For `size` rows from `start` on; num_steps: minibatches from here to the next change of the network."""
-        if start >= self._stop:
-            self._first, self._stop = start, start + num_steps * size
-            self._outputs = self._outputs_of(drawn.part(self._first, self._stop).next_obs)
-        return self._outputs[start - self._first : start - self._first + size]

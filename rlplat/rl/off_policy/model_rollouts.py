@@ -12,7 +12,6 @@ import numpy as np
 from rlplat.rl.interfaces import Array
 from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.replay.circular_buffer import CircularBuffer
-from rlplat.rl.saved import Saved
 
 if TYPE_CHECKING:
     from rlplat.rl.torch.ensemble import Predicted
@@ -58,42 +57,30 @@ def branched_rollouts(
     return Imagined(*(np.concatenate(columns) for columns in zip(*steps, strict=True))), num_dropped
 
 
-class ModelReplay(Saved):
-    """The newest `capacity` rows.
+class ModelReplay(CircularBuffer):
+    """The newest `capacity` transitions.
 
     replay.add(imagined)
     minibatch = replay.sample(243)
     """
 
-    saved = {"**": "_buffer", "rng": "_rng"}
-
     def __init__(
         self, capacity: int, num_obs: int, num_actions: int, discount: float, seed: np.random.SeedSequence
     ) -> None:
         """num_obs, num_actions: D and A."""
-        self._buffer = CircularBuffer(
-            {
-                "obs": np.zeros((capacity, num_obs), np.float32),
-                "actions": np.zeros((capacity, num_actions), np.float32),
-                "rewards": np.zeros(capacity, np.float32),
-                "next_obs": np.zeros((capacity, num_obs), np.float32),
-                "terminated": np.zeros(capacity, np.bool_),
-            }
-        )
         self._discount = np.float32(discount)
-        self._rng = np.random.Generator(np.random.PCG64(seed))
-
-    def __len__(self) -> int:
-        return len(self._buffer)
-
-    def add(self, imagined: Imagined) -> None:
-        """The newest rows replace the oldest."""
-        self._buffer.add(imagined)
+        columns = {
+            "obs": np.zeros((capacity, num_obs), np.float32),
+            "actions": np.zeros((capacity, num_actions), np.float32),
+            "rewards": np.zeros(capacity, np.float32),
+            "next_obs": np.zeros((capacity, num_obs), np.float32),
+            "terminated": np.zeros(capacity, np.bool_),
+        }
+        super().__init__(columns, seed)
 
     def sample(self, size: int) -> Minibatch:
         """`size` independent draws, all rows equally likely."""
-        rows = self._rng.integers(len(self), size=size)
-        obs, actions, rewards, next_obs, terminated = self._buffer.rows(rows)
+        rows, (obs, actions, rewards, next_obs, terminated) = self.draw(size)
         return Minibatch(
             obs=obs,
             actions=actions,

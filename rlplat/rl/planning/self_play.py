@@ -27,39 +27,26 @@ class Positions(NamedTuple):
     """float32[N]: 1 where that player won in the end, 0 for a draw, -1 for a loss."""
 
 
-class PositionReplay(Saved):
+class PositionReplay(CircularBuffer):
     """The newest `capacity` positions.
 
     replay.add(positions)
     drawn = replay.sample(256)
     """
 
-    saved = {"**": "_buffer", "rng": "_rng"}
-
     def __init__(self, game: BoardGame, capacity: int, seed: np.random.SeedSequence, *, use_symmetries: bool) -> None:
         """use_symmetries: every position is drawn as one of its equals, at random."""
         self._symmetries = game.symmetries if use_symmetries else game.symmetries[:1]
-        cells = game.start(1).shape[1]
-        self._buffer = CircularBuffer(
-            {
-                "boards": np.zeros((capacity, cells), np.int8),
-                "policies": np.zeros((capacity, game.num_actions), np.float32),
-                "outcomes": np.zeros(capacity, np.float32),
-            }
-        )
-        self._rng = np.random.Generator(np.random.PCG64(seed))
-
-    def __len__(self) -> int:
-        return len(self._buffer)
-
-    def add(self, positions: Positions) -> None:
-        """Any number of them; the oldest give way."""
-        self._buffer.add(positions)
+        columns: dict[str, Array] = {
+            "boards": np.zeros((capacity, game.start(1).shape[1]), np.int8),
+            "policies": np.zeros((capacity, game.num_actions), np.float32),
+            "outcomes": np.zeros(capacity, np.float32),
+        }
+        super().__init__(columns, seed)
 
     def sample(self, size: int) -> Positions:
         """Independent draws."""
-        rows = self._rng.integers(len(self), size=size)
-        drawn = Positions(*self._buffer.rows(rows))
+        drawn = Positions(*self.draw(size)[1])
         which = self._rng.integers(len(self._symmetries), size=size)
         for number, (cells, actions) in enumerate(self._symmetries):
             here = np.flatnonzero(which == number)

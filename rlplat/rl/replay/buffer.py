@@ -114,6 +114,24 @@ class SequenceMinibatch:
         return SequenceMinibatch(**parts)
 
 
+class TargetsAhead:
+    """A target network's outputs for many minibatches at once: half the work, as long as that network stays the same.
+
+    ahead = TargetsAhead(net.target_outputs)
+    next_outputs = ahead.of(drawn, start, size, num_steps)
+    """
+
+    def __init__(self, outputs_of: Callable[[Obs], Any]) -> None:
+        self._outputs_of, self._first, self._stop = outputs_of, 0, 0
+
+    def of(self, drawn: Any, start: int, size: int, num_steps: int) -> Any:
+        """For `size` rows from `start` on; num_steps: minibatches from here to the next change of the network."""
+        if start >= self._stop:
+            self._first, self._stop = start, start + num_steps * size
+            self._outputs = self._outputs_of(drawn.part(self._first, self._stop).next_obs)
+        return self._outputs[start - self._first : start - self._first + size]
+
+
 class ReplayBuffer(Saved):
     """Single transitions."""
 

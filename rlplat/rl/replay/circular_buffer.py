@@ -11,14 +11,14 @@ from rlplat.rl.interfaces import Array
 
 
 class CircularBuffer:
-    """buffer = CircularBuffer({"obs": np.zeros((1000, 4), np.float32), "rewards": np.zeros(1000, np.float32)})
+    """buffer = CircularBuffer({"obs": np.zeros((1000, 4), np.float32), "rewards": np.zeros(1000, np.float32)}, seed)
     buffer.add([obs, rewards])
-    obs, rewards = buffer.rows(rng.integers(len(buffer), size=32))
+    numbers, (obs, rewards) = buffer.draw(32)
     """
 
-    def __init__(self, columns: Mapping[str, Array]) -> None:
-        """Arrays of as many rows as there is room for."""
-        self._columns = dict(columns)
+    def __init__(self, columns: Mapping[str, Array], seed: np.random.SeedSequence) -> None:
+        """Arrays of as many rows as there is room for; seed: of the draws."""
+        self._columns, self._rng = dict(columns), np.random.Generator(np.random.PCG64(seed))
         self._capacity = min(map(len, columns.values()))
         self.num_added = 0
         """Ever."""
@@ -36,14 +36,15 @@ class CircularBuffer:
             column[places] = values[first:]
         self.num_added += num_new
 
-    def rows(self, numbers: Array) -> list[Array]:
-        """Copies."""
-        return [column[numbers] for column in self._columns.values()]
+    def draw(self, size: int) -> tuple[Array, list[Array]]:
+        """Independent draws, all rows equally likely -> (their numbers int64[size], copies of their columns)."""
+        numbers = self._rng.integers(len(self), size=size)
+        return numbers, [column[numbers] for column in self._columns.values()]
 
     def get_state(self) -> dict[str, Any]:
         """The filled part only."""
         filled = {name: column[: len(self)].copy() for name, column in self._columns.items()}
-        return {"columns": filled, "num_added": self.num_added}
+        return {"columns": filled, "num_added": self.num_added, "rng": self._rng.bit_generator.state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Into an empty one; of another capacity, the newest that it has room for."""
@@ -53,3 +54,4 @@ class CircularBuffer:
         oldest_first = np.arange(num_added - num_saved, num_added) % max(1, num_saved)
         self.num_added = num_added - num_saved if num_saved == self._capacity else 0
         self.add(column[oldest_first] for column in columns)
+        self._rng.bit_generator.state = state["rng"]

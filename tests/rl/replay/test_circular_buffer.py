@@ -10,7 +10,8 @@ from rlplat.rl.replay.circular_buffer import CircularBuffer
 
 
 def empty(capacity: int) -> CircularBuffer:
-    return CircularBuffer({"pairs": np.zeros((capacity, 2), np.int64), "numbers": np.zeros(capacity, np.float32)})
+    columns = {"pairs": np.zeros((capacity, 2), np.int64), "numbers": np.zeros(capacity, np.float32)}
+    return CircularBuffer(columns, np.random.SeedSequence(1))
 
 
 def add(buffer: CircularBuffer, first: int, count: int) -> None:
@@ -20,7 +21,8 @@ def add(buffer: CircularBuffer, first: int, count: int) -> None:
 
 def numbers_of(buffer: CircularBuffer) -> list[float]:
     """Sorted, having looked whether rows are whole."""
-    pairs, numbers = buffer.rows(np.arange(len(buffer)))
+    pairs, numbers = buffer.get_state()["columns"].values()
+    assert len(numbers) == len(buffer)
     assert (pairs[:, 0] == numbers).all() and (pairs[:, 1] == -numbers).all()
     return sorted(numbers.tolist())
 
