@@ -152,8 +152,10 @@ class Lane:
             if lease.is_stalled:
                 continue
             in_flight = lease.in_flight
-            if in_flight and next(iter(in_flight.values())).is_suspect:
-                continue
+            if in_flight:
+                first = next(iter(in_flight.values()))
+                if first.is_suspect or self._ahead(pace.get(first.code.key)) == 1:
+                    continue  # it runs alone, or takes a while
             room = self._ahead(pace.get(ready[0].code.key)) - len(in_flight)
             room = min(room, -(-len(ready) // (len(self.leases) - index)))
             records: list[TaskRecord] = []

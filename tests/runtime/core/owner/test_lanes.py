@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from rlplat.runtime.core.owner.lanes import AHEAD_S, MAX_AHEAD, Lane, Lease, TaskRecord
 from rlplat.runtime.wire.values import Shape
 
@@ -42,6 +44,17 @@ def test_a_long_task_never_has_another_behind_it() -> None:
     made = lane("w1", num_ready=10)
     made.assign(SLOW)
     assert counts(made) == {"w1": 1}
+
+
+@pytest.mark.parametrize("pace", [FAST, FAST | {"other": 1.0}], ids=["of unknown pace", "known to be slow"])
+def test_a_short_task_waits_for_another_worker_where_a_long_one_runs(pace: dict[str, float]) -> None:
+    made = lane("w1")
+    made.ready.append(task(0, "other"))
+    made.assign(pace)
+    made.ready.append(task(1))
+    assert made.assign(pace) == [] and made.leases_to_request() == 1
+    made.leases["w2"] = Lease("w2")
+    assert [lease.worker for lease, _ in made.assign(pace)] == ["w2"]
 
 
 def test_short_tasks_travel_in_company_within_the_time_ahead() -> None:
