@@ -21,26 +21,7 @@ from rlplat.runtime.look import observer
 from tests.leak_meter import DROPS_FILE, MARK, LeakMeter, marked_processes
 from tests.shared_cluster import OpenCluster, SharedCluster, own_cluster
 
-SHARING = tuple(
-    f"tests/conformance/test_{name}.py"
-    for name in (
-        "actor_classes",
-        "actor_ends",
-        "actor_restarts",
-        "actors",
-        "as_completed",
-        "async_actors",
-        "call_order",
-        "cancel",
-        "concurrency_groups",
-        "generators",
-        "getting",
-        "long_chains",
-        "map",
-        "max_calls",
-        "objects",
-    )
-)
+SHARING = ("tests/conformance/",)
 """Whose tests on processes share a cluster; in others (faults, the runtime itself) each has its own."""
 BACKENDS = ["inproc", "zmq", *(["ray"] if "RLPLAT_TEST_RAY" in os.environ else [])]
 
