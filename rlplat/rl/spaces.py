@@ -161,9 +161,14 @@ class SpaceSpec:
     def from_description(cls, description: dict[str, Any]) -> SpaceSpec:
         return cls(_obs_of(description["obs"]), _made_of(ActionSpec, description["action"]))
 
-    def require_same(self, other: SpaceSpec, name: str, other_name: str) -> None:
+    def require_same(
+        self,
+        other: SpaceSpec,
+        name: str,
+        other_name: str,
+        fix: str = "use the environment and env_kwargs that the policy was made for",
+    ) -> None:
         """Raises UsageError with both sides of the first difference, observations before actions."""
-        fix = "use the environment and env_kwargs that the policy was made for"
         is_dict, other_is_dict = isinstance(self.obs, dict), isinstance(other.obs, dict)
         ours, theirs = obs_leaves(self.obs), obs_leaves(other.obs)
         if is_dict != other_is_dict:

@@ -24,7 +24,7 @@ from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
 from rlplat.rl.envs.classic_control import MOVES, ClassicVectorEnv
 from rlplat.rl.envs.copies import Copies, made_as, parameters, with_numbers
-from rlplat.rl.envs.guard import BY_AGENT, GuardedEnv, has_info_mask
+from rlplat.rl.envs.guard import BY_AGENT, GuardedEnv, has_info_mask, mask_method
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.image_settings import ImageSettings, is_ours, with_images, with_true_bounds
 from rlplat.rl.envs.loops import (
@@ -306,15 +306,23 @@ def _make_pool(source: EnvSource, num_envs: int, kwargs: dict[str, Any], num_thr
     """Refused where it would be another task than gymnasium's environment, in which the policy is evaluated."""
     _require_no_wrappers(source, kwargs)
     pool = PoolLoop(source.env_id, num_envs, num_threads, kwargs)
+    _require_same_spaces(source, pool, kwargs, "EnvPool's")
+    return pool
+
+
+def _require_same_spaces(source: EnvSource, many: Any, kwargs: dict[str, Any], whose: str) -> None:
+    """UsageError where the environment by itself observes or takes something else, a mask too."""
     single = make_single_env(source, kwargs)
     spec = space_spec(single.observation_space, single.action_space)
+    if spec.action.mask_size and (has_info_mask(single) or mask_method(single)):
+        spec = space_spec(single.observation_space, single.action_space, adds_mask=True)
     single.close()
     spec.require_same(
-        space_spec(pool.single_observation_space, pool.single_action_space),
-        f"gymnasium's {source.name}",
-        "EnvPool's",
+        space_spec(many.single_observation_space, many.single_action_space),
+        source.name,
+        whose,
+        fix="make them alike, or set vectorization to 'sync', which steps the environment itself",
     )
-    return pool
 
 
 def _fire_action(rom: str, settings: dict[str, Any]) -> int | None:
@@ -420,7 +428,7 @@ def _make_native(
     if "autoreset_mode" in _parameters(spec.vector_entry_point):
         kwargs = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP, **kwargs}
     try:
-        return gymnasium.make_vec(source.env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+        made = gymnasium.make_vec(source.env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise UsageError(f"{source.name} needs a package that is not installed: {error}") from error
     except Exception as error:
@@ -428,3 +436,11 @@ def _make_native(
         raise EnvError(
             f"{source.name}: making {num_envs} environments (with {given}) raised {type(error).__name__}: {error}"
         ) from error
+    if not str(spec.vector_entry_point).startswith("gymnasium."):
+        if made.num_envs != num_envs:
+            raise UsageError(
+                f"{source.name}: its vector implementation made {made.num_envs} environments, asked for {num_envs}; "
+                "set vectorization to 'sync', which steps the environment itself"
+            )
+        _require_same_spaces(source, made, kwargs, "its vector implementation")
+    return made

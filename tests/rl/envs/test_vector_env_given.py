@@ -207,3 +207,30 @@ def test_copies_that_do_not_begin_again_are_told() -> None:
     assert "begin again" not in str(check_env(lambda num_envs: Five(num_envs), steps=40))
     report = check_env(lambda num_envs: Five(num_envs, stays=True), steps=16)
     assert [finding.is_told for finding in report.findings if "do not begin again" in finding.text] == [True]
+
+
+def test_a_registered_vector_implementation_is_the_same_task() -> None:
+    """Others may register one that brings no mask, sees something else or makes another number."""
+
+    def cart_poles(num_envs: int, **kwargs: Any) -> Any:
+        return gym.make_vec("CartPole-v1", num_envs, vectorization_mode="sync")
+
+    def masks(num_envs: int) -> Any:
+        return gym.vector.SyncVectorEnv([InInfo] * num_envs)
+
+    def two(num_envs: int) -> Any:
+        return gym.vector.SyncVectorEnv([Endless] * 2)
+
+    for env, many, said in (
+        (Endless, cart_poles, r"observations Box\(2\) float32, but its vector implementation has Box\(4\)"),
+        (InInfo, masks, r"Dict\(obs, action_mask\), but its vector implementation has Box\(2\)"),
+        (Endless, two, "its vector implementation made 2 environments, asked for 3"),
+    ):
+        gym.register("TwoForms-v0", entry_point=env, vector_entry_point=many)
+        try:
+            with pytest.raises(UsageError, match=f"{said}.*set vectorization to 'sync'"):
+                make_vector_env("TwoForms-v0", 3)
+            make_vector_env("TwoForms-v0", 3, vectorization="sync").close()
+            make_vector_env("TwoForms-v0", 2).close() if many is two else None
+        finally:
+            del gym.registry["TwoForms-v0"]
