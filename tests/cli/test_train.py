@@ -179,6 +179,10 @@ def test_an_out_below_a_file_is_told_before_the_first_step(here: Path, capsys: A
     ("arguments", "said"),
     [
         (["--algo", "pp", "--env", "X"], "unknown algorithm 'pp'; did you mean 'ppo'?\nalgorithms: "),
+        (
+            ["--algo", "./mine.py", "--env", "X"],
+            "'./mine.py' is a file: write the class as well, ./mine.py:MyAlgorithm",
+        ),
         (["--algo", "no.such.module:X", "--env", "X"], "there is no module 'no.such.module'"),
         (["--algo", "os:nothing", "--env", "X"], "'os' has no 'nothing'"),
         (["--algo", "os:getcwd", "--env", "X"], "os:getcwd is not a subclass of"),

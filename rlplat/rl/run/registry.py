@@ -22,6 +22,7 @@ from rlplat.paths import current_folder
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs.names import atari_rom, env_family
 from rlplat.rl.names_elsewhere import switches_of
+from rlplat.rl.user_code import is_file
 
 GROUP = "rlplat.algorithms"
 _FAMILY_NAMES = {"atari": "Atari", "mujoco": "MuJoCo", "classic": "classic-control"}
@@ -67,6 +68,8 @@ def load_algorithm(name: str) -> type[Any]:
     home = homes.get(announced_name(name)) or (name if ":" in name else None)
     if home is None and (known := switches_of(name)):
         raise ConfigError(f"'{name}' is {known} (only `rlplat train` takes that name)")
+    if home is None and is_file(name):
+        raise ConfigError(f"algorithm '{name}' is a file: write the class as well, {name}:MyAlgorithm")
     if home is None:
         raise ConfigError(f"unknown algorithm '{name}'{closest(name, homes)}\nalgorithms: {', '.join(sorted(homes))}")
     try:

@@ -243,6 +243,9 @@ def train(
     callbacks = [callbacks] if isinstance(callbacks, str | Callback) else callbacks
     objects = [each for each in callbacks if isinstance(each, Callback)]
     if names := [each for each in callbacks if not isinstance(each, Callback)]:
+        if strange := [each for each in names if not isinstance(each, str | Mapping)]:
+            fix = "give an object of a subclass of rlplat.rl.callbacks.Callback (docs/callbacks.md)"
+            raise ConfigError(f"callbacks: {strange[0]!r} is not a callback; {fix}")
         given = {**given, "callbacks": names}
     options = TrainOptions(out=out, config=config, resume=resume, init_from=init_from)
     return train_layers(algo, [layer_from_arguments(given)], options, objects)

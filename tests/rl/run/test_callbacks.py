@@ -158,6 +158,8 @@ def test_a_callback_that_exits_ends_the_run_with_a_checkpoint_and_a_message(tmp_
         ([{HERE + "Listener": {"least": 1}}], "(with {'least': 1}) raised TypeError"),
         ([HERE + "counting"], "callbacks: tests.rl.run.test_callbacks:counting made a CountingAlgorithm"),
         ([{HERE + "Raises": {}, HERE + "SaysYes": {}}], "neither pkg.module:Class or ./file.py:Class nor"),
+        ([Listener], "Listener'> is not a callback; give an object of a subclass of rlplat.rl.callbacks.Callback"),
+        ([print], "<built-in function print> is not a callback; give an object of"),
         (["Listener"], "must be a list of ./file.py:Class and {./file.py:Class: {argument: value}}"),
     ],
 )  # fmt: skip
