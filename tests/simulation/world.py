@@ -416,6 +416,7 @@ class SimSocket:
         self._connect_as = b""
         self._connected: set[bytes] = set()
         self._sending_to: bytes | None = None
+        self._unsent: list[bytes] = []
         self._parts: list[bytes] = []
         """Of the frame that is being read."""
 
@@ -460,14 +461,10 @@ class SimSocket:
                 raise zmq.ZMQError(zmq.EHOSTUNREACH)
             self._sending_to = label
             return
-        label, self._sending_to = self._sending_to, None
-        self._send(label, [bytes(data)])
-
-    def send_multipart(self, parts: Any, flags: int = 0, **_: Any) -> None:
-        label, *rest = map(bytes, parts)
-        self.send(label)
-        self._sending_to = None
-        self._send(label, rest)
+        self._unsent.append(bytes(data))
+        if not flags & zmq.SNDMORE:
+            label, parts, self._sending_to, self._unsent = self._sending_to, self._unsent, None, []
+            self._send(label, parts)
 
     def _send(self, label: bytes, parts: list[bytes]) -> None:
         is_answer = label.endswith(b">")

@@ -212,12 +212,16 @@ class Transport:
         if self.forward is not None:
             self.forward(self._client_id, peer.decode(), frame)
         else:
-            self._send_parts(NODE, [peer, frame])
+            self._send_parts([self._labels.get(NODE) or self.label(NODE), peer, frame])
             self.has_sent_far = True
 
-    def _send_parts(self, peer: str, parts: list[bytes]) -> None:
+    def _send_parts(self, parts: list[bytes]) -> None:
+        """(ZeroMQ's own `send_multipart` does arithmetic with enums for each part.)"""
         self._input.is_quiet = False
-        self._socket.send_multipart([self._labels.get(peer) or self.label(peer), *parts], _NOBLOCK)
+        send = self._socket.send
+        for part in parts[:-1]:
+            send(part, _MORE)
+        send(parts[-1], _NOBLOCK)
 
     def deliver_from(self, sender: str, peer: str, frame: bytes) -> None:
         """A frame that has come from another machine, for a peer on this one. (If he has gone: nobody hears.)"""
@@ -232,9 +236,8 @@ class Transport:
             self._try_to_send(label, parts)
 
     def _try_to_send(self, label: bytes, parts: list[bytes]) -> None:
-        self._input.is_quiet = False
         try:
-            self._socket.send_multipart([label, *parts], _NOBLOCK)
+            self._send_parts([label, *parts])
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
