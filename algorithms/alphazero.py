@@ -292,7 +292,7 @@ class AlphaZero(Algorithm[AlphaZeroConfig]):
         spec = policy_spec(settings["policy"], spaces)
         worker = spread(SelfPlayWorker, settings)
         self.learners = self.start_learners(settings, spec)
-        self.workers = self.start_workers(lambda *place: worker.remote(self.computation, settings, spec, *place))
+        self.workers = self.start_workers(lambda *which: worker.remote(self.computation, settings, spec, *which))
         self.learners.wait_until_ready()
 
     def step(self) -> Result:

@@ -10,7 +10,7 @@ env steps to gradient steps is kept within `ratio_slack`. Not reproducible: who 
 Before this file, and after it (rlplat/rl/...; the others are named in algorithms/dqn.py):
 
     off_policy/apex_ring.py            ApexRing asks who is idle and keeps the ratio; ReplayShard: a part of the replay
-    policies/exploration.py            lane_epsilons, the epsilon of every environment
+    policies/exploration.py            env_epsilons, the epsilon of every environment
     learning/queue_ring.py InFlight    calls that are under way, and what is to be done when one is through
     replay/buffer.py, sum_tree.py      a shard's replay: priorities by the weights that acted, proportional draws
 
@@ -36,7 +36,7 @@ from rlplat.rl.interfaces import Array, Result
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
 from rlplat.rl.off_policy.apex_ring import ApexRing, ReplayShard, shape_of_shard
 from rlplat.rl.off_policy.ring import Require
-from rlplat.rl.policies.exploration import lane_epsilons
+from rlplat.rl.policies.exploration import env_epsilons
 from rlplat.rl.policies.make import q_policy_for
 from rlplat.rl.policies.spec import require_discrete
 from rlplat.rl.replay.buffer import Minibatch, SequenceMinibatch
@@ -114,7 +114,7 @@ class Apex(R2D2):
             for i in range(config.num_replay_shards)
         ]
         self.learners = self.start_learners(settings, spec)
-        epsilons = lane_epsilons(num_workers * B).reshape(num_workers, B)
+        epsilons = env_epsilons(num_workers * B).reshape(num_workers, B)
         self.workers = self.start_rollout_workers(settings, [partial(q_policy_for, epsilons=own) for own in epsilons])
         self.ring = self.add(ApexRing(config, shards, self.learners, self.workers, self.tally))
         self.learners.wait_until_ready()

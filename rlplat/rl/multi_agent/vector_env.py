@@ -157,11 +157,11 @@ class MultiAgentVectorEnv:
         self.columns: dict[str, list[tuple[int, str]]] = {policy: [] for policy in plan.policies}
         """By policy: (copy, agent) of every column."""
         self._games, self._plan, self._game_id = games, plan, game_id
-        self._places: dict[tuple[int, str], tuple[str, int]] = {}
+        self._columns_of: dict[tuple[int, str], tuple[str, int]] = {}
         for copy in range(len(games)):
             for agent in plan.agents:
                 policy = plan.policy_of(copy, agent)
-                self._places[copy, agent] = policy, len(self.columns[policy])
+                self._columns_of[copy, agent] = policy, len(self.columns[policy])
                 self.columns[policy].append((copy, agent))
         self._readers = {
             agent: ObsReader(*games[0].spaces(agent), adds_mask=agent in plan.masked_by_info) for agent in plan.agents
@@ -271,7 +271,7 @@ class MultiAgentVectorEnv:
         game = (*self._game_id, copy, self._game_numbers[copy])
         self._game_numbers[copy] += 1
         for agent, total in self._returns[copy].items():
-            policy, _ = self._places[copy, agent]
+            policy, _ = self._columns_of[copy, agent]
             episode = AgentEpisode(
                 total,
                 self._lengths[copy].get(agent, 0),
@@ -317,7 +317,7 @@ class MultiAgentVectorEnv:
 
     def _column(self, copy: int, agent: str) -> tuple[str, int]:
         try:
-            return self._places[copy, agent]
+            return self._columns_of[copy, agent]
         except KeyError:
             raise EnvError(
                 f"{self._place()}: agent '{agent}' is not in possible_agents ({', '.join(self._plan.agents)}); list it"

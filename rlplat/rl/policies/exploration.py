@@ -79,10 +79,10 @@ def _mask_of(obs: Obs) -> Array | None:
     return obs[MASK] if isinstance(obs, dict) and MASK in obs else None
 
 
-def lane_epsilons(num_lanes: int, base: float = 0.4, exponent: float = 7.0) -> Any:
-    """float64[lanes]: base^(1 + exponent i / (N - 1)), one for every environment of the run (Horgan et al. 2018)."""
-    shares = np.arange(num_lanes) / max(1, num_lanes - 1)
-    return base ** (1.0 + exponent * shares)
+def env_epsilons(num_envs: int) -> Array:
+    """float64[N]: 0.4^(1 + 7 i / (N - 1)), one for every environment of the run (Horgan et al. 2018)."""
+    epsilons: Array = 0.4 ** (1.0 + 7.0 * (np.arange(num_envs) / max(1, num_envs - 1)))
+    return epsilons
 
 
 def use_greedy_epsilon(policy: Policy, settings: dict[str, Any]) -> None:

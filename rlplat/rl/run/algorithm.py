@@ -451,7 +451,7 @@ class OnPolicy(Algorithm[Rolling]):
         if isinstance(self.spaces, MultiAgentPlan):
             return self.start_workers(self.learners.worker_maker(self.make_policy), len(self.spaces.trained))
         worker = spread(worker_class, self.settings)
-        return self.start_workers(lambda *place: worker.remote(self.settings, *place), num_batches)
+        return self.start_workers(lambda *which: worker.remote(self.settings, *which), num_batches)
 
     @property
     def not_saved(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rlplat.errors import EnvError
 from rlplat.rl.class_path import load_class
-from rlplat.rl.envs.external.frames import LaneFragment
+from rlplat.rl.envs.external.frames import EnvFragment
 from rlplat.rl.envs.external.server import FragmentServer
 from rlplat.rl.envs.external.spaces_file import make_space, read_spaces, require_inference
 from rlplat.rl.envs.external.vector_env import DEFAULT_LISTEN, obs_leaves_of
@@ -97,17 +97,17 @@ class SimulatorRollouts:
         policy: says what last observations are worth; the core's state, where there is one, is set to the simulators'.
         """
         started = perf_counter()
-        lanes = self.server.take()
+        fragments = self.server.take()
         waited_s = perf_counter() - started
-        self.version = min(lane.version for lane in lanes)
-        recorder.continues = recorder.continues and all(lane.continues for lane in lanes)
-        for b, lane in enumerate(lanes):
-            if not lane.continues:  # the episode that was going on here is lost
+        self.version = min(fragment.version for fragment in fragments)
+        recorder.continues = recorder.continues and all(fragment.continues for fragment in fragments)
+        for b, fragment in enumerate(fragments):
+            if not fragment.continues:  # the episode that was going on here is lost
                 self._returns[b] = self._lengths[b] = 0
-        raw_obs = {path: _columns([lane.obs[path] for lane in lanes]) for path in lanes[0].obs}
-        outputs = {name: _columns([lane.outputs[name] for lane in lanes]) for name in lanes[0].outputs}
+        raw_obs = {path: _columns([fragment.obs[path] for fragment in fragments]) for path in fragments[0].obs}
+        outputs = {name: _columns([fragment.outputs[name] for fragment in fragments]) for name in fragments[0].outputs}
         rewards, terminated, truncated = (
-            _columns([getattr(lane, name) for lane in lanes]) for name in ("rewards", "terminated", "truncated")
+            _columns([getattr(each, name) for each in fragments]) for name in ("rewards", "terminated", "truncated")
         )
         T, B = rewards.shape
         flat = self._read({path: each.reshape(T * B, *each.shape[2:]) for path, each in raw_obs.items()}, T * B)
@@ -118,13 +118,13 @@ class SimulatorRollouts:
             recorder.decided(t, take_obs(obs, t), _output(outputs, t), core_state)
             if has_core:
                 policy.core_state = outputs["state_out"][t]
-            final_obs = self._final_obs(raw_obs, lanes, cuts, t, truncated[t])
+            final_obs = self._final_obs(raw_obs, fragments, cuts, t, truncated[t])
             recorder.answered(t, rewards[t], terminated[t], truncated[t], True, final_obs)
             ended = terminated[t] | truncated[t]
             if has_core:
                 policy.reset_core(ended)
             self._count(rewards[t], ended)
-        last = {path: np.stack([lane.next_obs[path] for lane in lanes]) for path in raw_obs}
+        last = {path: np.stack([fragment.next_obs[path] for fragment in fragments]) for path in raw_obs}
         timing = {"act_s": 0.0, "env_s": waited_s, "play_s": perf_counter() - started - waited_s}
         return self._read(last, B), timing
 
@@ -137,15 +137,15 @@ class SimulatorRollouts:
             self.server.close()
 
     def _final_obs(
-        self, raw_obs: dict[str, Array], lanes: list[LaneFragment], cuts: list[int], t: int, truncated: Array
+        self, raw_obs: dict[str, Array], fragments: list[EnvFragment], cuts: list[int], t: int, truncated: Array
     ) -> Obs | None:
-        """[B, ...] with the last observations where `truncated`; cuts: how many each lane had before step t."""
+        """[B, ...] with the last observations where `truncated`; cuts: how many each environment had before step t."""
         if not truncated.any():
             return None
         final = {path: each[t].copy() for path, each in raw_obs.items()}
         for b in np.flatnonzero(truncated):
             for path, each in final.items():
-                each[b] = lanes[b].final_obs[path][cuts[b]]
+                each[b] = fragments[b].final_obs[path][cuts[b]]
             cuts[b] += 1
         return self._read(final, len(truncated))
 
@@ -163,9 +163,9 @@ class SimulatorRollouts:
             self._returns[b] = self._lengths[b] = 0
 
 
-def _columns(lanes: list[Array]) -> Array:
+def _columns(parts: list[Array]) -> Array:
     """[T, ...] of every environment -> [T, B, ...]"""
-    return np.stack(lanes, axis=1)
+    return np.stack(parts, axis=1)
 
 
 def _output(outputs: dict[str, Array], t: int) -> PolicyOutput:

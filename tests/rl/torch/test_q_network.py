@@ -15,7 +15,7 @@ import torch
 from rlplat.errors import UsageError
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
-from rlplat.rl.policies.exploration import EPSILON, choose_actions, lane_epsilons
+from rlplat.rl.policies.exploration import EPSILON, choose_actions, env_epsilons
 from rlplat.rl.policies.make import make_policy
 from rlplat.rl.policies.numpy_policies import NumpyQPolicy
 from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec
@@ -172,8 +172,8 @@ def test_exploration_takes_legal_actions_only() -> None:
 
 def test_epsilons_of_horgan_et_al() -> None:
     """0.4^(1 + 7 i / (N - 1))"""
-    np.testing.assert_allclose(lane_epsilons(3), [0.4, 0.4**4.5, 0.4**8])
-    np.testing.assert_allclose(lane_epsilons(1), [0.4])
+    np.testing.assert_allclose(env_epsilons(3), [0.4, 0.4**4.5, 0.4**8])
+    np.testing.assert_allclose(env_epsilons(1), [0.4])
     policy = make_policy(spec_of(), SEED, q=PLAIN, epsilons=np.array([0.0, 1.0]))
     policy.set_weights(weights_of(network_of(spec_of(), PLAIN)) | {EPSILON: np.ones(1, np.float32)})
     obs = np.ones((2, 5), np.float32)

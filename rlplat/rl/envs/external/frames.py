@@ -79,7 +79,7 @@ class Fragment(msgspec.Struct, tag_field="type", tag="fragment"):
     """The last observations of the K episodes that were truncated, in order of time, then environment."""
 
 
-class LaneFragment(msgspec.Struct):
+class EnvFragment(msgspec.Struct):
     """What a `Fragment` says of one environment, as arrays [T, ...]."""
 
     version: int
@@ -142,9 +142,7 @@ def read_rows(frame: Reset | Advance, leaves: Leaves, num_rows: int) -> Rows:
     return Rows(obs, False, rewards, terminated, truncated, final_obs)
 
 
-def read_fragment(
-    frame: Fragment, leaves: Leaves, outputs: Leaves, num_steps: int, num_rows: int
-) -> list[LaneFragment]:
+def read_fragment(frame: Fragment, leaves: Leaves, outputs: Leaves, num_steps: int, num_rows: int) -> list[EnvFragment]:
     """One for each environment. BadFrame that names the array, what was expected and what came."""
     shape = (num_steps, num_rows)
     obs = _read_obs("obs", frame.obs, leaves, shape)
@@ -161,9 +159,9 @@ def read_fragment(
         if frame.final_obs is None:
             raise BadFrame("final_obs is missing: the last observations of the episodes that were truncated")
         final_obs = _read_obs("final_obs", frame.final_obs, leaves, (num_cut,))
-    lane_of_cut = np.nonzero(truncated)[1]
+    env_of_cut = np.nonzero(truncated)[1]
     return [
-        LaneFragment(
+        EnvFragment(
             frame.version,
             frame.continues,
             {path: each[:, i] for path, each in obs.items()},
@@ -172,7 +170,7 @@ def read_fragment(
             terminated[:, i],
             truncated[:, i],
             {path: each[i] for path, each in next_obs.items()},
-            {path: each[lane_of_cut == i] for path, each in final_obs.items()},
+            {path: each[env_of_cut == i] for path, each in final_obs.items()},
         )
         for i in range(num_rows)
     ]

@@ -22,9 +22,9 @@ from rlplat.rl.envs.external import frames
 from rlplat.rl.envs.external.frames import (
     Advance,
     BadFrame,
+    EnvFragment,
     Fragment,
     Join,
-    LaneFragment,
     Leaves,
     Reset,
     Rows,
@@ -52,7 +52,7 @@ log = logging.getLogger("rlplat.start")
 
 @dataclass(eq=False)
 class Simulator:
-    lanes: np.ndarray
+    envs: np.ndarray
     """int64[k]: which environments are its own."""
     rows: Any = None
     """What it sent, until it is taken."""
@@ -127,7 +127,7 @@ class SimulatorListener:
     def wait_for(self, num_ready: Callable[[], int]) -> None:
         """Until `num_ready` environments are all of them; says every few seconds how many are there. With the lock."""
         while not self._changed.wait_for(lambda: self._is_closed or num_ready() == len(self._seeds), TELL_PERIOD_S):
-            there = sum(len(each.lanes) for each in self._simulators)
+            there = sum(len(each.envs) for each in self._simulators)
             log.info(
                 "waiting for simulators at %s: %d of %d environments are connected, %d have answered",
                 *(self.address, there, len(self._seeds), num_ready()),
@@ -168,7 +168,7 @@ class SimulatorListener:
             protocol = connection.protocol
             name = "max_message_size" if hasattr(protocol, "max_message_size") else "max_size"  # before websockets 15
             setattr(protocol, name, frames.MAX_FRAME_BYTES)
-            connection.send(frames.encode("joined", seeds=[self._seeds[lane] for lane in simulator.lanes]))
+            connection.send(frames.encode("joined", seeds=[self._seeds[env] for env in simulator.envs]))
             self.talk(connection, simulator)
             connection.send(frames.encode("end"))
         except BadFrame as error:
@@ -215,7 +215,7 @@ class SimulatorListener:
         return simulator
 
     def _free(self) -> np.ndarray:
-        taken = [lane for each in self._simulators for lane in each.lanes]
+        taken = [env for each in self._simulators for env in each.envs]
         return np.setdiff1d(np.arange(len(self._seeds)), taken)
 
 
@@ -231,11 +231,11 @@ class SimulatorServer(SimulatorListener):
     def take(self) -> list[tuple[np.ndarray, Rows]]:
         """(which environments, their rows) of every simulator, as soon as each environment has one."""
         with self._changed:
-            self.wait_for(lambda: sum(len(each.lanes) for each in self._simulators if each.rows is not None))
+            self.wait_for(lambda: sum(len(each.envs) for each in self._simulators if each.rows is not None))
             taken = []
             for each in self._simulators:
                 assert each.rows is not None
-                taken.append((each.lanes, each.rows))
+                taken.append((each.envs, each.rows))
                 each.rows = None
             return taken
 
@@ -243,7 +243,7 @@ class SimulatorServer(SimulatorListener):
         """actions: by path, a row for each environment."""
         with self._changed:
             for each in self._simulators:
-                own = {path: frames.pack_array(array[each.lanes]) for path, array in actions.items()}
+                own = {path: frames.pack_array(array[each.envs]) for path, array in actions.items()}
                 each.actions = frames.encode("actions", actions=own)
             self._changed.notify_all()
 
@@ -255,7 +255,7 @@ class SimulatorServer(SimulatorListener):
             if not isinstance(frame, expected):
                 raise BadFrame(f"{what}, and this is {type(frame).__name__.lower().replace('advance', 'step')}")
             expected, what = Reset | Advance, "reset or step is expected"
-            actions = self._exchange(simulator, frames.read_rows(frame, self._leaves, len(simulator.lanes)))
+            actions = self._exchange(simulator, frames.read_rows(frame, self._leaves, len(simulator.envs)))
             if actions is None:
                 return
             connection.send(actions)
@@ -295,7 +295,7 @@ class FragmentServer(SimulatorListener):
         ahead: int,
     ) -> None:
         self._num_steps, self._ahead = num_steps, ahead
-        self._waiting: list[deque[LaneFragment]] = [deque() for _ in seeds]
+        self._waiting: list[deque[EnvFragment]] = [deque() for _ in seeds]
         """By environment."""
         self._is_taking = False
         self._version, self._policy, self._outputs = -1, b"", Leaves()
@@ -306,7 +306,7 @@ class FragmentServer(SimulatorListener):
         with self._changed:
             self._version, self._policy, self._outputs = version, policy, outputs
 
-    def take(self) -> list[LaneFragment]:
+    def take(self) -> list[EnvFragment]:
         """The oldest fragment of every environment."""
         with self._changed:
             self._is_taking = True
@@ -315,7 +315,7 @@ class FragmentServer(SimulatorListener):
                 self.wait_for(lambda: sum(map(bool, self._waiting)))
             finally:
                 self._is_taking = False
-            taken = [lane.popleft() for lane in self._waiting]
+            taken = [fragments.popleft() for fragments in self._waiting]
             self._changed.notify_all()
             return taken
 
@@ -338,15 +338,15 @@ class FragmentServer(SimulatorListener):
                 raise BadFrame("a policy is answered with a fragment: this training lets simulators act by themselves")
             if frame.version != version:
                 raise BadFrame(f"the fragment is by version {frame.version}; the policy that was sent is {version}")
-            read = frames.read_fragment(frame, self._leaves, outputs, self._num_steps, len(simulator.lanes))
+            read = frames.read_fragment(frame, self._leaves, outputs, self._num_steps, len(simulator.envs))
             with self._changed:
-                for lane, fragment in zip(simulator.lanes, read, strict=True):
-                    self._waiting[lane].append(fragment)
+                for env, fragment in zip(simulator.envs, read, strict=True):
+                    self._waiting[env].append(fragment)
                 self._changed.notify_all()
 
     def _has_room(self, simulator: Simulator) -> bool:
         limit = self._ahead + self._is_taking
-        return self._version >= 0 and all(len(self._waiting[lane]) < limit for lane in simulator.lanes)
+        return self._version >= 0 and all(len(self._waiting[env]) < limit for env in simulator.envs)
 
 
 def parse_address(listen: str) -> tuple[str, int]:

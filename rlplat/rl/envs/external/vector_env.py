@@ -81,15 +81,15 @@ class ExternalVectorEnv:
         obs, final_obs = ({path: np.zeros((size, *s), d) for path, (d, s) in self._leaves.items()} for _ in range(2))
         rewards = np.zeros(size, np.float32)
         terminated, truncated = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-        for lanes, rows in self._server.take():
-            rewards[lanes], terminated[lanes], truncated[lanes] = (
+        for envs, rows in self._server.take():
+            rewards[envs], terminated[envs], truncated[envs] = (
                 rows.rewards,
                 rows.terminated,
                 rows.truncated,
             )
             for path in self._leaves:
-                obs[path][lanes] = rows.obs[path]
-                final_obs[path][lanes] = before[path][lanes] if rows.is_reset and before else rows.final_obs[path]
+                obs[path][envs] = rows.obs[path]
+                final_obs[path][envs] = before[path][envs] if rows.is_reset and before else rows.final_obs[path]
         self._obs = obs
         return rewards, terminated, truncated, final_obs
 
