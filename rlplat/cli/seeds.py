@@ -77,7 +77,7 @@ def train_seeds_together(options: argparse.Namespace, layers: Sequence[Layer], c
     try:
         ended = train_seeds(options.algo, layers, seeds, base, given, callbacks)
     except KeyboardInterrupt:
-        print("all of them are saved; to go on, the same command again, with --out", shown(base), file=sys.stderr)
+        print(f"to go on: the same command again, with --out {shown(base)}", file=sys.stderr)
         raise
     codes = {seed: int(isinstance(what, Exception)) for seed, what in ended.items()}
     print("\n".join(["", *summary(base, codes)]))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ def announced(group: str) -> dict[str, str]:
     return {**installed, **_announced_in_source_tree(group)}
 
 
+@cache  # a command asks five times, and each takes as long as making an environment
 def _announced_in_source_tree(group: str) -> dict[str, str]:
     """What the pyproject.toml of a checkout announces, whether it was installed (since it last changed) or not."""
     import tomllib

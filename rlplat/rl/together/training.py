@@ -21,7 +21,7 @@ import contextlib
 import os
 import signal
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -113,7 +113,10 @@ def train_seeds(
             _in_this_process(),
             contextlib.ExitStack() as opened,
         ):
-            runs = [_Run(seed, ready, _OfSeed(progress, said), opened) for seed, ready in prepared.items()]
+            runs: list[_Run] = []
+            for seed, ready in prepared.items():
+                alike = {name: getattr(runs[0].algorithm, name) for name in _ALIKE} if runs else {}
+                runs.append(_Run(seed, ready, _OfSeed(progress, said), opened, alike))
             with interruption.deferred():
                 _turn(runs, progress, interruption)
                 for run in runs:
@@ -223,18 +226,28 @@ class _OfSeed(Progress):
         self.has_ended = True
 
 
+_ALIKE = ("looked_at", "computation")
+"""Attributes of an algorithm that do not depend on its seed, and take the longest of its start."""
+
+
 class _Run:
     """Of one seed."""
 
-    def __init__(self, seed: int, prepared: Prepared, progress: _OfSeed, opened: contextlib.ExitStack) -> None:
-        """opened: closes what a run that never ends leaves open."""
+    def __init__(
+        self,
+        seed: int,
+        prepared: Prepared,
+        progress: _OfSeed,
+        opened: contextlib.ExitStack,
+        alike: Mapping[str, Any],
+    ) -> None:
+        """opened: closes what a run that never ends leaves open; alike: what another seed's algorithm has found out."""
         self.seed, self._progress, self._callbacks = seed, progress, prepared.callbacks
         self._ends = opened.enter_context(contextlib.ExitStack())
         self.failure: Exception | None = None
-        self.result: Result | None = None
         self._num_iterations, self._evaluation = 0, dict[str, float]()
         written = prepared.plan.algorithm_class
-        joined = type(written.__name__, (_Joined, written), {"__module__": written.__module__})
+        joined = type(written.__name__, (_Joined, written), {"__module__": written.__module__, **alike})
         plan = replace(prepared.plan, algorithm_class=joined)
         for note in plan.notes:
             progress.say(note)
@@ -242,6 +255,7 @@ class _Run:
         self.algorithm, self._directory, self._evaluations = self._ends.enter_context(
             open_run(plan, prepared.directory, prepared.checkpoint, progress, initial=prepared.initial)
         )
+        self.result: Result | None = self._directory.last
         self._ends.enter_context(self._callbacks.around(self.algorithm, self._directory.path))
         self._loop = training_loop(
             self.algorithm, run=self._directory, evaluations=self._evaluations, callbacks=self._callbacks

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rlplat.algorithms.ppo import PPO, ppo_loss
 from rlplat.cli import main
 from rlplat.errors import ConfigError, RlplatError
 from rlplat.rl.callbacks import Callback
+from rlplat.rl.run.interruption import Interrupted
 
 SMALL: dict[str, Any] = {
     "config": False,
@@ -33,6 +36,12 @@ class Bolder(PPO):
     def loss(network: Any, minibatch: Any, config: Any) -> Any:
         loss, stats = ppo_loss(network, minibatch, config)
         return loss * (2.0 if stats["entropy"].item() > 0.1 else 1.0), stats
+
+
+class PressesCtrlC(Callback):
+    def on_result(self, algorithm: Any, result: Any) -> None:
+        if algorithm.config.seed == 1 and result.iteration == 2:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 class FailsAtSeed2(Callback):
@@ -83,11 +92,9 @@ def test_each_seed_is_the_run_that_it_is_alone(algo: str, env: str, settings: di
     ("settings", "what"),
     [
         ({"algo": "dqn"}, "the algorithm is dqn"),
-        ({"algo": "impala"}, "the algorithm is impala"),
         ({"framework": "tf"}, "framework is tf"),
         ({"deterministic": True}, "deterministic is True"),
         ({"overlap_sampling": True}, "overlap_sampling is True"),
-        ({"random_start_steps": 5}, "random_start_steps is 5"),
         ({"vectorization": "sync"}, "vectorization is sync"),
         ({"learner": {"num_learners": 2}}, "learner.num_learners is 2"),
         ({"policy": {"core": "lstm"}}, "no plain MLP"),
@@ -122,6 +129,19 @@ def test_the_command_goes_on_and_says_what_the_seeds_say_together(
     assert main([*command.split(), "128"]) == 0  # nothing is left to do
     assert main(["train", "--algo", "ppo", "--env", "CartPole-v1", "--together"]) == 2
     assert "--together goes with --seeds" in capsys.readouterr().err
+
+
+def test_ctrl_c_saves_all_of_them(tmp_path: Path) -> None:
+    given = {**SMALL, "callbacks": [f"{__name__}:PressesCtrlC"], "stop": {"env_steps": 400}}
+    with pytest.raises(Interrupted):
+        rlplat.train_together("ppo", "CartPole-v1", seeds=[1, 2], out=tmp_path, **given)
+    assert not rlplat.is_initialized()
+    for seed in (1, 2):
+        assert [line["iteration"] for line in lines(tmp_path / f"seed-{seed}")] == [1, 2]
+        assert rlplat.load(tmp_path / f"seed-{seed}")
+    ended = rlplat.train_together("ppo", "CartPole-v1", seeds=[1, 2], out=tmp_path, **given)
+    assert [line["iteration"] for line in lines(tmp_path / "seed-2")][:4] == [1, 2, 3, 4]
+    assert [run.num_iterations >= 2 for run in ended] == [True, True]
 
 
 def test_a_seed_that_fails_ends_alone(tmp_path: Path) -> None:
