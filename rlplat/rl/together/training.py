@@ -11,8 +11,8 @@ environments and of the policies (`rollouts.JointRollouts`). A round is
     next(each.loop)                 seed by seed: its learner's update, metrics, evaluations, checkpoints
 
 Learners stay as they are. A gradient step on 256 rows is arithmetic and no overhead any more: 32 of them as one
-product of matrices took no less time than one after the other (docs/training.md), and so any loss and any update that a
-class made of PPO has is trained as it is alone, in the very same code.
+product of matrices took no less time than one after the other (benchmarks/results/together_xeon-2c_202611.md), and so
+any loss and any update that a class made of PPO has is trained as it is alone, in the very same code.
 """
 
 from __future__ import annotations
