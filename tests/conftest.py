@@ -21,7 +21,13 @@ from rlplat.runtime.look import observer
 from tests.leak_meter import DROPS_FILE, MARK, LeakMeter, marked_processes
 from tests.shared_cluster import OpenCluster, SharedCluster, own_cluster
 
-SHARING = ("tests/conformance/",)
+SHARING = (
+    "tests/compat/",
+    "tests/conformance/",
+    "tests/given/",
+    "tests/runtime/inproc/",
+    "tests/serve/test_handles.py",
+)
 """Whose tests on processes share a cluster; in others (faults, the runtime itself) each has its own."""
 BACKENDS = ["inproc", "zmq", *(["ray"] if "RLPLAT_TEST_RAY" in os.environ else [])]
 

@@ -131,10 +131,10 @@ def test_learns_cartpole(runtime: None) -> None:
         "target_entropy": 0.2,
         "target_tau": 0.02,
         "policy": {"hidden_sizes": [64, 64]},
-        "stop": {"env_steps": 10_000},
+        "stop": {"env_steps": 5_000},
     }
     with DiscreteSAC(DiscreteSACConfig(**QUICK | settings)) as sac:
-        while sac.step().env_steps < 10_000:
+        while sac.step().env_steps < 5_000:
             pass
         assert np.mean([episode.episode_return for episode in sac.evaluate(10)]) > 150, "22 by chance"
 
