@@ -35,6 +35,12 @@ from rlplat import (
 from rlplat.compat.ray.refusals import check, refusal
 from rlplat.errors import OptionError
 
+__all__ = [  # type checkers take no other import for a name of the module
+    "ActorHandle", "Context", "ObjectID", "ObjectRef", "ObjectRefGenerator", "available_resources", "cancel",
+    "cluster_resources", "get", "get_actor", "get_gpu_ids", "get_runtime_context", "init", "is_initialized",
+    "kill", "method", "nodes", "put", "remote", "shutdown", "timeline", "wait",
+]  # fmt: skip
+
 ObjectID = ObjectRef
 __version__ = rlplat.__version__
 _MODULES = ("actor", "air", "exceptions", "experimental", "serve", "train", "tune", "util")

@@ -27,6 +27,16 @@ from rlplat.compat.ray.tune.space import (
 from rlplat.compat.ray.tune.trainables import Reporter, Trainable, method_of, register_trainable
 from rlplat.tune import choice, lograndint, qloguniform, quniform, uniform
 
+__all__ = [  # type checkers take no other import for a name of the module
+    "Analysis", "CLIReporter", "Checkpoint", "CheckpointConfig", "Experiment", "ExperimentAnalysis",
+    "FailureConfig", "JupyterNotebookReporter", "ResultGrid", "RunConfig", "Trainable", "TuneConfig",
+    "TuneError", "Tuner", "checkpoint_dir", "choice", "get_checkpoint", "get_context", "get_trial_dir",
+    "get_trial_id", "get_trial_name", "grid_search", "lograndint", "loguniform", "qloguniform", "qrandint",
+    "qrandn", "quniform", "randint", "randn", "register_trainable", "report", "run", "run_experiments",
+    "sample_from", "schedulers", "search", "session", "track", "trial_dir", "trial_name", "uniform",
+    "with_parameters", "with_resources",
+]  # fmt: skip
+
 Analysis = ExperimentAnalysis
 _MODULES_ELSEWHERE = {
     schedulers: "async_hyperband hyperband median_stopping_rule pbt schedulers.async_hyperband schedulers.hyperband "
