@@ -81,8 +81,8 @@ def spec_of(config: Any) -> PolicySpec:
     return policy_spec(config.policy.model_dump(), spaces)
 
 
-def ppo_steps(settings: dict[str, Any]) -> tuple[Callable[[], object], float]:
-    """(one gradient step on the next minibatch of a round, its FLOP)"""
+def ppo_steps(settings: dict[str, Any], compile_mode: str = "") -> tuple[Callable[[], object], float]:
+    """(one gradient step on the next minibatch of a round, its FLOP); compile_mode: of `torch.compile` for its loss"""
     rng, size = np.random.default_rng(0), 256
     config = PPOConfig(
         env="Pong",
@@ -93,6 +93,8 @@ def ppo_steps(settings: dict[str, Any]) -> tuple[Callable[[], object], float]:
         **settings,
     )
     net = TorchPPO(config, spec_of(config), np.random.SeedSequence(0))
+    if compile_mode:
+        net.loss = torch.compile(net.loss, mode=compile_mode)  # type: ignore[method-assign]
     obs, actions = rng.integers(0, 256, (ROUND, *IMAGE), np.uint8), rng.integers(NUM_ACTIONS, size=ROUND)
     batch = SampleBatch.empty(1, obs, actions)
     batch.actions[:], batch.valid[:] = actions, True
@@ -107,11 +109,14 @@ def ppo_steps(settings: dict[str, Any]) -> tuple[Callable[[], object], float]:
     return step, size * (FORWARD + BACKWARD)
 
 
-def dqn_steps(settings: dict[str, Any]) -> tuple[Callable[[], object], float]:
-    """The same of DQN, on minibatches that are there."""
+def dqn_steps(settings: dict[str, Any], compile_mode: str = "") -> tuple[Callable[[], object], float]:
+    """The same of DQN, on minibatches that are there; compiled: the network as well."""
     rng, size = np.random.default_rng(0), 32
     config = DQNConfig(env="Pong", policy={"encoder": "nature_cnn"}, **settings)
     net = TorchDQN(config, spec_of(config), QSpec.of(config.model_dump()), np.random.SeedSequence(0))
+    if compile_mode:
+        net.network.compile(mode=compile_mode)
+        net.loss = torch.compile(net.loss, mode=compile_mode)  # type: ignore[method-assign]
     images = rng.integers(0, 256, (2, size, *IMAGE), np.uint8)
     floats, rows = np.ones(size, np.float32), np.arange(size)
     actions = rng.integers(NUM_ACTIONS, size=size)

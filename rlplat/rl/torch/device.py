@@ -70,8 +70,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     torch gives products of float32 to MKL, which on an AMD CPU does without AVX-512: half the rate of oneDNN's.
     """
     if (
-        is_mkl_slow()
-        and not torch.compiler.is_compiling()  # an exported program is of public operators
+        not torch.compiler.is_compiling()  # an exported program is of public operators
+        and is_mkl_slow()
         and (x.device.type, x.dtype, x.dim()) == ("cpu", torch.float32, 2)
         and x.shape[0] * weight.numel() >= LEAST_ONEDNN_PRODUCT
     ):
