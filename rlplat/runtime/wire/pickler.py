@@ -152,8 +152,11 @@ def _itself(error: BaseException) -> BaseException:
 
 def _reduced_cached(function: Any) -> Any:
     """By its name where it can be imported, else the function below and the size of the cache, which is empty there."""
-    if by_value._lookup_module_and_qualname(function, name=function.__qualname__) is not None:
-        return NotImplemented
+    found = by_value._lookup_module_and_qualname(function, name=function.__qualname__)
+    if found is not None:
+        values = by_value.list_registry_pickle_by_value()
+        if not any(f"{found[0].__name__}.".startswith(f"{name}.") for name in values):
+            return NotImplemented
     parameters = function.cache_parameters()
     return _new_cached, (function.__wrapped__, parameters["maxsize"], parameters["typed"])
 

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 import urllib.error
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pydantic
 import pytest
@@ -332,6 +334,21 @@ def test_cached_functions_that_can_be_imported_go_by_name() -> None:
 @functools.lru_cache
 def _cached_here(x: int) -> int:
     return x
+
+
+def test_cached_functions_of_a_module_that_goes_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a setting names, `./my_algo.py:Mine`: no other process can import it."""
+    module = types.ModuleType("named_by_a_setting")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec("import functools\n@functools.lru_cache(maxsize=3)\ndef double(x): return 2 * x", vars(module))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        data = codec.pack([module.double]).data
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    monkeypatch.delitem(sys.modules, module.__name__)
+    (double,) = codec.unpack(data)
+    assert double(2) == 4 and double.cache_parameters()["maxsize"] == 3
 
 
 def test_values_of_libraries_are_equal_again() -> None:
