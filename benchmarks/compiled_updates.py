@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python -m benchmarks.compiled_updates --markdown compiled.md
 
 Compiled is the loss of PPO and DQN with all that it calls (DQN: the network beside it), of SAC and TD3 the networks.
-Beside PPO's MLP the numpy learner, which computes it by default. Each figure is from a process of its own; the peers take
-turns. CPU time, of compiling with all processes that do: other work on the machine counts little. A row's first process
-compiles with an empty cache, the others find what it left there.
+Beside PPO's MLP the numpy learner, which computes it by default. Each figure is from a process of its own; the peers
+take turns. CPU time, of compiling with all processes that do: other work on the machine counts little. A row's first
+process compiles with an empty cache, the others find what it left there.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_output_options(parser, [])
+    kinds = list(dict.fromkeys(kind for kind, _, _ in ROWS.values()))
+    parser.add_argument("--rows", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--row", nargs=2, metavar=("ROW", "PEER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row:
@@ -54,11 +56,14 @@ def main() -> None:
     samples: list[Sample] = []
     caches = tempfile.TemporaryDirectory()
     for row, (kind, precision, _) in ROWS.items():
+        if kind not in options.rows:
+            continue
         peers = ["eager", "compiled", *(["numpy"] if kind == "ppo-mlp" else [])]
         for repeat in range(options.repeats):
             for peer in peers if repeat % 2 == 0 else peers[::-1]:
                 print(f"{row}, repeat {repeat + 1} of {options.repeats}: {peer}", file=sys.stderr, flush=True)
                 step_s, first_s = in_a_process(row, peer, Path(caches.name) / kind / precision, options.quick)
+                print(f"  {1000 * step_s:.2f} ms, first three {first_s:.1f} s", file=sys.stderr, flush=True)
                 samples.append(Sample(peer, f"{row}: CPU ms of a step", "", "ms", 1000 * step_s))
                 if peer == "compiled":
                     name = f"{row}: CPU s of the first three steps, cache empty / filled"
@@ -149,13 +154,13 @@ def control_step(kind: str, precision: str, peer: str) -> Step:
     from rlplat.rl.run.registry import load_algorithm
     from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
 
-    rng, features, num_actions, N = np.random.default_rng(0), 17, 6, 64
+    rng, features, num_actions, num_drawn = np.random.default_rng(0), 17, 6, 64
     algorithm: Any = load_algorithm(kind)
     config = algorithm.config_class(env="HalfCheetah-v5", learner={"device": "cpu", "num_threads": 1})
     box = ActionSpec("box", shape=(num_actions,), dtype="float32", low=(-1.0,) * 6, high=(1.0,) * 6)
     spec = policy_spec(config.policy.model_dump(), SpaceSpec(ObsSpec("vector", (features,), "float32"), box))
     learner = algorithm.learner_class(computation_of(algorithm), config.model_dump(), spec, None, None)
-    nets, rows = learner.trainee, N * config.batch_size
+    nets, rows = learner.trainee, num_drawn * config.batch_size
 
     def numbers(*shape: int) -> Any:
         return rng.normal(size=shape).astype(np.float32)
@@ -168,7 +173,7 @@ def control_step(kind: str, precision: str, peer: str) -> Step:
             network.compile()
 
     def step() -> object:
-        batch = batches[learner.updates % N]
+        batch = batches[learner.updates % num_drawn]
         return learner.count(batch, learner.train(batch))
 
     return step

@@ -4,11 +4,12 @@
     ./scripts/gpu-check --leanrl ~/LeanRL                     beside LeanRL's own scripts of that folder
     ./scripts/gpu-check --device cpu --quick                  the same program without a GPU, at toy size
 
-Rows: gradient steps/s of the image learners of PPO and DQN, beside the same step in plain torch (`bare`) and that step
-replayed as a CUDA graph (`captured`); env steps/s of training with the learner on the device, beside LeanRL's script of
-the same task; env steps/s of a tensor environment on the device, sampled and with learning; steps/s of a data-parallel
-training with one rank, beside the plain loop. Each row is a process of its own; one that fails is a `-` and a note, and
-the others go on. LeanRL's settings: one environment and its defaults.
+Rows: gradient steps/s of the image learners of PPO and DQN, beside the same step in plain torch (`bare`) and that
+step replayed as a CUDA graph (`captured`), and with `torch.compile` around the learners' losses; env steps/s of
+training with the learner on the device, beside LeanRL's script of the same task; env steps/s of a tensor environment
+on the device, sampled and with learning; steps/s of a data-parallel training with one rank, beside the plain loop.
+Each row is a process of its own; one that fails is a `-` and a note, and the others go on. LeanRL's settings: one
+environment and its defaults.
 """
 
 from __future__ import annotations
@@ -184,6 +185,21 @@ def image_steps(algo: str, precision: str) -> Callable[[argparse.Namespace], lis
     return measure
 
 
+def compiled_steps(algo: str, mode: str) -> Callable[[argparse.Namespace], list[tuple[str, str, float]]]:
+    """mode: of `torch.compile`; compiling is over when the clock starts."""
+
+    def measure(options: argparse.Namespace) -> list[tuple[str, str, float]]:
+        from benchmarks import image_learner
+
+        settings = {"learner": {"precision": "bfloat16", "device": options.device}}
+        step = (image_learner.ppo_steps if algo == "ppo" else image_learner.dqn_steps)(settings, mode)[0]
+        for _ in range(3):
+            step()
+        return [("rlplat", "gradient steps/s", rate(step, options.device, SECONDS / (30 if options.quick else 1)))]
+
+    return measure
+
+
 def bare_step(algo: str, precision: str, device: str) -> Callable[[], object]:
     """The same network, loss and optimizer in plain torch, on a minibatch that is on the device."""
     import torch
@@ -354,6 +370,11 @@ ROWS: dict[str, Callable[[argparse.Namespace], list[tuple[str, str, float]]]] = 
         f"{algo.upper()} images, minibatch {size}, {precision}": image_steps(algo, precision)
         for algo, size in IMAGES.items()
         for precision in ("float32", "bfloat16")
+    },
+    **{
+        f"{algo.upper()} images, minibatch {size}, bfloat16, {name}": compiled_steps(algo, mode)
+        for algo, size in IMAGES.items()
+        for name, mode in (("compiled", "default"), ("compiled, CUDA graphs", "reduce-overhead"))
     },
     **{name: training(name) for name in TRAINING},
     "PPO TensorCartPole, 4,096 x 24": tensors,

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import rlplat
 from rlplat.cli import main
+from rlplat.rl.run.registry import load_algorithm
 from tests.house.test_docs import ROOT, blocks, commands
 
 PAGE = ROOT / "docs" / "custom-algorithm.md"
@@ -62,6 +64,24 @@ def test_the_bonus_shrinks_and_a_resumed_run_remembers_what_was_met() -> None:
     assert main(["train", "--resume", "run", "--stop.env-steps", "5000"]) == 0
     last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
     assert last["learner/bonus"] < bonuses[0]
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_is_one_graph_and_trains_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, with its gradient; no C++, which takes half a minute (benchmarks/compiled_updates.py)."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    settings: dict[str, Any] = {"env": "CartPole-v1", "num_rollout_workers": 0, "rollout_length": 16, "seed": 1}
+    trained, losses = [], []
+    for name in ("./compiled_ppo.py:CompiledPPO", "ppo"):
+        algorithm = load_algorithm(name)
+        with algorithm(algorithm.config_class(**settings, learner={"backend": "torch"})) as ppo:
+            losses.append([ppo.step().metrics["learner/value_loss"] for _ in range(4)])
+            trained.append(rlplat.get(ppo.weights())[1])
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    assert trained[0].keys() == trained[1].keys()
+    for name, array in trained[0].items():
+        np.testing.assert_allclose(array, trained[1][name], atol=1e-4)
 
 
 @pytest.mark.slow
