@@ -16,7 +16,6 @@ Rules
 from __future__ import annotations
 
 import heapq
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -399,9 +398,6 @@ class SimPoller:
         return []
 
 
-_ALWAYS_READY = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-
 class SimSocket:
     """A ROUTER socket as `Transport` uses it. Labels mean what they mean there: "<peer>" is our connection to it,
     "<peer>>" its connection to us."""
@@ -432,8 +428,7 @@ class SimSocket:
             return zmq.POLLOUT | (zmq.POLLIN if self.inbox else 0)
         if option == zmq.RCVMORE:
             return int(bool(self._parts))
-        assert option == zmq.FD
-        return _ALWAYS_READY
+        return 0
 
     get = getsockopt
 

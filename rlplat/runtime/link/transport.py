@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -60,26 +59,6 @@ def node_of(session: str) -> str:
         return ""
 
 
-class Input:
-    """Whether a ZeroMQ socket has input. Its own answer takes three times as long as a look at its descriptor, which
-    tells of news only, and which what is done with the socket may silence: it is asked while nothing was done."""
-
-    def __init__(self, socket: Any) -> None:
-        self.fd = int(socket.getsockopt(zmq.FD))
-        self.is_quiet = False
-        """There was none, and nothing was done since: whoever sends, connects or disconnects says False."""
-        self._ask = socket.getsockopt
-        poller = select.poll()
-        poller.register(self.fd, select.POLLIN)
-        self._has_news = poller.poll
-
-    def is_here(self) -> bool:
-        if self.is_quiet and not self._has_news(0):
-            return False
-        self.is_quiet = not self._ask(_EVENTS) & _POLLIN
-        return not self.is_quiet
-
-
 class Transport:
     def __init__(
         self, session: str, client_id: str, *, listens: bool = True, sockets: Callable[[], Any] = sockets
@@ -118,8 +97,7 @@ class Transport:
         self._forgotten = Gone()
         self._outbox: dict[bytes, list[Any]] = {}
         self.num_unsent = 0
-        self._input = Input(self._socket)
-        self.fd, self.has_input = self._input.fd, self._input.is_here
+        self.fd = int(self._socket.getsockopt(zmq.FD))
 
     def _endpoint(self, client_id: str) -> str:
         return "ipc://" + os.path.join(self._path, client_id)
@@ -145,7 +123,6 @@ class Transport:
                 self._look_at_descriptors(peer)
                 self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, label)
                 self._socket.connect(self._endpoint(peer))
-                self._input.is_quiet = False
             self._labels[peer] = label
         return label
 
@@ -191,7 +168,7 @@ class Transport:
         """Send every outbox."""
         if not self.num_unsent:
             return
-        send, self._input.is_quiet = self._socket.send, False
+        send = self._socket.send
         for label, box in self._outbox.items():
             if box:
                 try:
@@ -217,7 +194,6 @@ class Transport:
 
     def _send_parts(self, parts: list[bytes]) -> None:
         """(ZeroMQ's own `send_multipart` does arithmetic with enums for each part.)"""
-        self._input.is_quiet = False
         send = self._socket.send
         for part in parts[:-1]:
             send(part, _MORE)
@@ -298,6 +274,9 @@ class Transport:
         """Those that something was sent to."""
         return list(self._labels)
 
+    def has_input(self) -> bool:
+        return int(self._socket.getsockopt(_EVENTS)) & _POLLIN != 0
+
     def receive(self) -> Iterator[tuple[str, list[Any]]]:
         """(sender's client id, messages) of each frame that is here; ends when there is none."""
         receive, more, senders = self._socket.recv, self._socket.getsockopt, self._senders
@@ -365,7 +344,6 @@ class Transport:
             self.num_unsent -= len(self._outbox.pop(label, ()))
             if label[0] != _FAR and not label.endswith(b">"):
                 self._socket.disconnect(self._endpoint(peer))
-                self._input.is_quiet = False
         self._callers.discard(f"{peer}>".encode())
         self._senders.pop(f"{peer}>".encode(), None)
         self._senders.pop(peer.encode(), None)

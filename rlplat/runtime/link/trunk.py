@@ -22,7 +22,6 @@ from zmq.utils import z85
 
 from rlplat.errors import ConfigError
 from rlplat.runtime.link.dropped import Dropped
-from rlplat.runtime.link.transport import Input
 from rlplat.runtime.wire import agent_messages
 from rlplat.runtime.wire.agent_messages import TrunkMessage
 
@@ -35,7 +34,7 @@ _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][
 _Key = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{40}$")]
 # As plain numbers: arithmetic with pyzmq's enums costs more than the calls that take them.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
-_RCVMORE = int(zmq.RCVMORE)
+_EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
 Data = Any
 """bytes, or the `zmq.Frame` that they came in."""
 Heard = tuple[str, str, bytes, Data]
@@ -81,6 +80,10 @@ def _make_socket(context: zmq.Context, kind: int, address: str, keys: tuple[str,
     ):
         socket.setsockopt(option, value)
     return socket
+
+
+def _has_input(socket: zmq.Socket) -> bool:
+    return int(socket.getsockopt(_EVENTS)) & _POLLIN != 0
 
 
 def _send(socket: zmq.Socket, machine: bytes, to: str, sender: str, frame: bytes, data: Data) -> None:
@@ -131,17 +134,16 @@ class HeadTrunks:
                 ) from None
             raise ConfigError(f"no machine can join at {keys.address}: {error.strerror}") from None
         self.dropped = Dropped("head")
-        self._knocks, self._input = Input(self._guard), Input(self._socket)
-        self.fds = [self._knocks.fd, self._input.fd]
+        self.fds = [int(self._guard.getsockopt(zmq.FD)), int(self._socket.getsockopt(zmq.FD))]
 
     def has_input(self) -> bool:
-        return self._knocks.is_here() or self._input.is_here()
+        return _has_input(self._guard) or _has_input(self._socket)
 
     def receive(self) -> Iterator[tuple[bytes, Heard]]:
         """What is here, and from which machine."""
-        while self._knocks.is_here():
+        while _has_input(self._guard):
             self._admit(self._guard.recv_multipart())
-        while self._input.is_here():
+        while _has_input(self._socket):
             machine = self._socket.recv(_NOBLOCK)
             heard = _receive(self._socket, self.dropped, repr(machine))
             if heard is not None:
@@ -155,7 +157,6 @@ class HeadTrunks:
 
     def send(self, machine: bytes, to: str, sender: str, frame: bytes, data: Data = b"") -> bool:
         """False when its connection has ended."""
-        self._input.is_quiet = False
         try:
             _send(self._socket, machine, to, sender, frame, data)
         except zmq.ZMQError as error:
@@ -186,26 +187,24 @@ class AgentTrunk:
         self._events = self._socket.get_monitor_socket(_ENDED)
         self._socket.connect(f"tcp://{keys.address}")
         self.dropped = Dropped(node or "agent")
-        self._input, self._ends = Input(self._socket), Input(self._events)
-        self.fds = [self._input.fd, self._ends.fd]
+        self.fds = [int(self._socket.getsockopt(zmq.FD)), int(self._events.getsockopt(zmq.FD))]
         self.has_ended = self.is_refused = False
 
     def has_input(self) -> bool:
-        return self._input.is_here() or self._ends.is_here()
+        return _has_input(self._socket) or _has_input(self._events)
 
     def receive(self) -> Iterator[Heard]:
         """What is here; `has_ended` says whether anything else can come."""
-        while self._ends.is_here():
+        while _has_input(self._events):
             event, _ = self._events.recv_multipart()
             self.has_ended = True
             self.is_refused |= bool(int.from_bytes(event[:2], sys.byteorder) & _REFUSED)
-        while self._input.is_here():
+        while _has_input(self._socket):
             heard = _receive(self._socket, self.dropped, "head")
             if heard is not None:
                 yield heard
 
     def send(self, to: str, sender: str, frame: bytes, data: Data = b"") -> None:
-        self._input.is_quiet = False
         try:
             _send(self._socket, b"", to, sender, frame, data)
         except zmq.ZMQError as error:
