@@ -18,6 +18,7 @@ from rlplat.runtime.link.trunk import AgentTrunk, HeadTrunks, Keys, new_keys
 from rlplat.runtime.wire import agent_messages
 
 _REACH_S = 5.0
+_FREE_S = 3.0
 
 
 def make(path: str, host: str, port: int, token: str = "", offers: dict[str, float] | None = None) -> Keys:
@@ -80,16 +81,22 @@ def read(path: str) -> Keys:
 
 
 def check_free(keys: Keys) -> None:
-    """ConfigError while another program has this cluster."""
-    try:
-        listen(*host_and_port(keys)).close()
-    except UsageError as error:
-        if "in use" in str(error):
-            raise ConfigError(
-                f"{keys.address} is in use: another program has this cluster (one at a time may), or the port is "
-                "somebody else's (`rlplat start --head --port` takes another)"
-            ) from None
-        raise ConfigError(f"{error}: the program of a cluster runs on its head, the machine of that address") from None
+    """ConfigError while another program has this cluster. One that has just ended, or was killed, may have it a moment
+    more, until its machines have ended their part."""
+    deadline = time.monotonic() + _FREE_S
+    while True:
+        try:
+            return listen(*host_and_port(keys)).close()
+        except UsageError as error:
+            if "in use" not in str(error):
+                why = "the program of a cluster runs on its head, the machine of that address"
+                raise ConfigError(f"{error}: {why}") from None
+            if time.monotonic() >= deadline:
+                raise ConfigError(
+                    f"{keys.address} is in use: another program has this cluster (one at a time may), or the port is "
+                    "somebody else's (`rlplat start --head --port` takes another)"
+                ) from None
+        time.sleep(0.02)
 
 
 def host_and_port(keys: Keys) -> tuple[str, int]:
