@@ -62,11 +62,11 @@ def test_the_algorithm_learns_with_worker_processes_and_is_resumed() -> None:
 def test_the_off_policy_algorithm_learns_with_worker_processes_and_is_resumed() -> None:
     assert main(["new", "algorithm", "MyQ", "--off-policy"]) == 0
     common = ["--num-rollout-workers", "2", "--env-steps-per-update", "2", "--seed", "1", "--out", "run"]
-    stop = ["--stop.env-steps", "15000"]
+    stop = ["--stop.env-steps", "20000"]
     assert main(["train", "--algo", "./my_q.py:MyQ", "--env", "CartPole-v1", *common, *stop]) == 0
     agent = rlplat.load("run")
     assert np.mean([episode.episode_return for episode in agent.evaluate(10)]) > 120, "9.4 to begin with"
-    assert main(["train", "--resume", "run", "--stop.env-steps", "15500"]) == 0
+    assert main(["train", "--resume", "run", "--stop.env-steps", "21000"]) == 0
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "rlplat.rl.envs.diagnostic:MaskedChoice"])
