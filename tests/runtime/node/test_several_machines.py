@@ -294,7 +294,7 @@ def test_calls_are_answered_while_much_is_pulled_either_way(join: str, start: St
         num_answered += 1
     for pull in pulls:
         pull.join()
-    assert num_answered >= 10  # some thousand, where nothing waits for the bytes
+    assert num_answered > 3  # 15 to 38 on two quiet cores; one or two, where a call waits for the bytes
     assert "n2" in alive()
 
 
