@@ -269,7 +269,7 @@ def test_calls_are_answered_while_much_is_pulled_either_way(join: str, start: St
     @rlplat.remote(resources={"far": 1}, num_cpus=0)
     class Far:
         def make(self) -> np.ndarray:
-            return np.ones(120_000_000, np.uint8)
+            return np.ones(300_000_000, np.uint8)
 
         def first_of(self, array: np.ndarray) -> int:
             return int(array[0])
@@ -280,7 +280,7 @@ def test_calls_are_answered_while_much_is_pulled_either_way(join: str, start: St
     busy, quiet = Far.remote(), Far.remote()
     made = busy.make.remote()
     rlplat.wait([made], timeout=60)
-    ours = rlplat.put(np.ones(120_000_000, np.uint8))
+    ours = rlplat.put(np.ones(300_000_000, np.uint8))
     rlplat.get(quiet.echo.remote(), timeout=60)
     pulls = [
         threading.Thread(target=rlplat.get, args=[made]),
@@ -294,7 +294,7 @@ def test_calls_are_answered_while_much_is_pulled_either_way(join: str, start: St
         num_answered += 1
     for pull in pulls:
         pull.join()
-    assert num_answered > 3  # 15 to 38 on two quiet cores; one or two, where a call waits for the bytes
+    assert num_answered >= 10  # many, where nothing waits for the bytes
     assert "n2" in alive()
 
 
