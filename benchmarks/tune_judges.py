@@ -29,7 +29,7 @@ from rlplat.tune.trial import Trial
 
 GO, STOP, PAUSE = "go", "stop", "pause"
 METHODS = {
-    "rlplat": ("random", "median", "asha", "asha promotion", "asha, min_progress R/9", "hyperband"),
+    "rlplat": ("random", "median", "asha", "asha, min_progress R/9", "hyperband"),
     "optuna": ("median", "asha", "hyperband"),
     "ray": ("median", "asha", "hyperband"),
 }
@@ -85,7 +85,6 @@ def settings_of(method: str, max_progress: int) -> dict[str, Any]:
     """What stands in an experiment file."""
     known: dict[str, dict[str, Any]] = {
         "random": {"name": "fifo"},
-        "asha promotion": {"name": "asha", "variant": "promotion"},
         "asha, min_progress R/9": {"name": "asha", "min_progress": max_progress / 9},
     }
     return known.get(method, {"name": method})

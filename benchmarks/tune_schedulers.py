@@ -45,7 +45,7 @@ NOTES = (
     "Regret: how much worse than the optimum the config is that a user would take (highest last score), if it is "
     f"trained in full; after {EARLY} and after {BUDGET} trainings. Ray's median rule: 10 seeds, for its time.",
     f"Mark: whole trainings until some trial was trained to {MARK:.0%} of the optimum; {BUDGET} where none was.",
-    "`asha promotion` and `asha, min_progress R/9` are settings of rlplat's; the rest are defaults, in each house.",
+    "`asha, min_progress R/9` is a setting of rlplat's; the rest are defaults, in each house.",
     "rlplat is its real Experiment and scheduler, Optuna a real study in memory (it cannot pause trials, so its "
     "HyperBand is a mixture of asynchronous halvings), Ray its scheduler classes under a stand-in for its controller. "
     "Nobody stores, starts, saves or pauses anything: that costs nothing here.",

@@ -29,7 +29,7 @@ from rlplat.tune.events import (
     Say,
 )
 from rlplat.tune.schedulers import FIFO, Continue, Pause, Stop, Verdict
-from rlplat.tune.schedulers.halving import ASHA, HyperBand
+from rlplat.tune.schedulers.halving import HyperBand
 from rlplat.tune.schedulers.pbt import PBT
 from rlplat.tune.trial import CheckpointMark, Trial, TrialState
 from tests.tune.population import Killed, Population
@@ -121,7 +121,6 @@ def test_a_paused_trial_repeats_what_was_not_saved_and_is_not_judged_on_it_again
 
 SCHEDULERS = {
     "hyperband": lambda: HyperBand(12, reduction_factor=2),
-    "promotion": lambda: ASHA(12, variant="promotion", reduction_factor=2),
     "pbt": lambda: PBT(3),
     "pbt synch": lambda: PBT(3, synch=True),
 }

@@ -1,17 +1,12 @@
-"""Successive halving's ladder: levels of progress, who stands where on a rung, who goes on from it.
-
-rung.add(number=4, score=0.31)
-rung.rank(4, 0.31)                              # 0: the best of those that came here
-"""
+"""Successive halving, ASHA and HyperBand: ladders of progress, who stands where on a rung, who goes on from it."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Literal
 
 from rlplat.errors import ConfigError
 from rlplat.tune.schedulers import (
@@ -88,8 +83,6 @@ class Ladder:
         self.runs: dict[int, Run] = {}
         self.levels: list[float] = []
         self.rungs: list[Rung] = []
-        self.paused: list[list[tuple[float, int]]] = []
-        """By rung: a heap of (-score, number) of those who wait there; who ended meanwhile is skipped."""
 
     def add(self, trial: Trial) -> None:
         self.runs[trial.number] = Run(trial, is_paused=trial.state is TrialState.PAUSED)
@@ -109,9 +102,6 @@ class Ladder:
             run.passed += 1
         return run.passed > run.passed_before
 
-    def wait(self, index: int, run: Run) -> None:
-        heappush(self.paused[index], (-run.score, run.trial.number))
-
     def num_best(self, index: int) -> int:
         """How many of those who came to a rung are its best part."""
         return int(len(self.rungs[index]) / self._factor + 1e-9)
@@ -124,60 +114,41 @@ class Ladder:
                 return False
             self.levels.append(level)
             self.rungs.append(Rung())
-            self.paused.append([])
         return True
 
 
 class Halving(TrialScheduler):
-    """Trials climb ladders: who is among the best of a rung goes on, others wait there or stop."""
+    """Trials climb ladders: who is among the best of a rung goes on."""
+
+    among = ""
+    """Of whom a verdict speaks."""
 
     def __init__(self, unit: str, max_progress: float | None, reduction_factor: float) -> None:
         self.unit = unit
         self._factor, self._last = reduction_factor, max_progress
-        self._num_paused = 0
-        self._restored: list[int] = []
-        """Paused already when they were added; where they stand is known when their records are in."""
 
-    def ladder(self, number: int) -> Ladder | None:
-        """Of a trial; None: it has ended."""
+    def ladder(self, number: int) -> Ladder:
+        """Of a trial that has not ended."""
         raise NotImplementedError
 
-    def changed(self) -> Iterable[Ladder]:
-        """Where somebody who is paused may have to be told something."""
+    def num_places(self, ladder: Ladder, index: int) -> int:
+        """How many of those on the rung go on."""
         raise NotImplementedError
 
     def goes_on(self, ladder: Ladder, index: int, run: Run) -> bool:
         raise NotImplementedError
 
-    def is_settled(self, ladder: Ladder, index: int) -> bool:
-        """Whether nobody else will come to the rung: who does not go on stops."""
-        return False
-
-    def num_places(self, ladder: Ladder, index: int) -> int:
-        """How many of those on the rung go on."""
-        return ladder.num_best(index)
-
     def went_on(self, run: Run) -> None:
         """From its last rung."""
 
-    def first_judged(self, run: Run) -> int:
-        return run.passed_before
-
-    def join(self, ladder: Ladder, trial: Trial) -> None:
-        ladder.add(trial)
-        if trial.state is TrialState.PAUSED:
-            self._num_paused += 1
-            self._restored.append(trial.number)
-
     def judge(self, trial: Trial) -> Verdict:
         ladder = self.ladder(trial.number)
-        assert ladder is not None
         run = ladder.runs[trial.number]
         if self._last is not None and is_reached(self._last, trial.progress):
             return Stop(f"through: {at(self._last, self.unit)}", is_complete=True)
         if trial.progress < run.progress:
             return Continue()
-        for index in range(self.first_judged(run), run.passed):
+        for index in range(run.passed_before, run.passed):
             if not self.goes_on(ladder, index, run):
                 return self.beaten(ladder, index, run)
         if run.passed_before < run.passed:
@@ -186,55 +157,11 @@ class Halving(TrialScheduler):
         return Continue()
 
     def beaten(self, ladder: Ladder, index: int, run: Run) -> Verdict:
-        if self.is_settled(ladder, index):
-            return self.stop(ladder, index, run)
-        if not run.is_paused:
-            run.is_paused = True
-            self._num_paused += 1
-            ladder.wait(index, run)
-        return Pause()
-
-    def due(self) -> list[tuple[int, Due]]:
-        found: list[tuple[int, Due]] = []
-        for number in self._restored:
-            if (ladder := self.ladder(number)) is not None:
-                run = ladder.runs[number]
-                if run.passed_before < run.passed:
-                    ladder.wait(self.first_judged(run), run)
-                else:  # what it had reported on a rung is lost: it went back to an earlier checkpoint
-                    found.append(self.resume(run))
-        self._restored.clear()
-        for ladder in self.changed():
-            for index, heap in enumerate(ladder.paused):
-                while heap:
-                    waiting = ladder.runs.get(heap[0][1])
-                    if waiting is not None:
-                        if self.goes_on(ladder, index, waiting):
-                            if index + 1 == waiting.passed:
-                                found.append(self.resume(waiting))
-                            else:  # one report brought it over the next rung as well
-                                ladder.wait(index + 1, waiting)
-                        elif self.is_settled(ladder, index):
-                            self._num_paused -= waiting.is_paused
-                            waiting.is_paused = False
-                            found.append((waiting.trial.number, self.stop(ladder, index, waiting)))
-                        else:
-                            break
-                    heappop(heap)
-        return found
-
-    def resume(self, run: Run) -> tuple[int, Due]:
-        self._num_paused -= run.is_paused
-        run.is_paused = False
-        self.went_on(run)
-        return run.trial.number, Resume()
-
-    def stop(self, ladder: Ladder, index: int, run: Run, among: str = "") -> Stop:
         rung = ladder.rungs[index]
         bound = rung.score_at(self.num_places(ladder, index) - 1)
         numbers = shown(run.score, bound, is_negated(run.trial, run.score))
         where = at(ladder.levels[index], self.unit)
-        return Stop(f"below the {best_part(self._factor)} of {len(rung)}{among} {where} {numbers}")
+        return Stop(f"below the {best_part(self._factor)} of {len(rung)}{self.among} {where} {numbers}")
 
 
 def is_reached(level: float, progress: float) -> bool:
@@ -293,23 +220,17 @@ def at(progress: float, unit: str) -> str:
 
 
 class ASHA(Halving):
-    """ASHA: asynchronous successive halving (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning").
+    """ASHA: asynchronous successive halving (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning"),
+    as Ray Tune and Optuna have it: a trial that is beaten stops for good.
 
     Rungs are at min_progress * reduction_factor^k. Who comes to a rung is compared with all who came there before, at
-    once:
-
-    - `variant: stopping` (as Ray Tune and Optuna have it): it goes on if it is among the best 1/reduction_factor, and
-      stops for good if not. Among fewer than reduction_factor trials only the best goes on. Equal scores go on
-      together.
-    - `variant: promotion` (algorithm 2 of the paper): it pauses unless it is among the best 1/reduction_factor, rounded
-      down, and goes on from its checkpoint as soon as it is, because others came in below it. Equal scores by number.
-      When there are no more trials and all are paused, and none was trained in full, the best of the highest rung goes
-      on. A report that brings it to several rungs at once counts on all of them, and is judged on the highest.
+    once: it goes on if it is among the best 1/reduction_factor. Among fewer than reduction_factor trials only the best
+    goes on. Equal scores go on together.
 
     The paper's experiments have reduction_factor 4; 3 was better on real curves (benchmarks/tune_schedulers.py). Where
     early reports mislead, a higher min_progress helps more than anything else.
 
-    Neither waits for a whole rung, so a failed trial makes nobody wait; what it scored on rungs before stays.
+    Nobody waits for a whole rung, so a failed trial makes nobody wait; what it scored on rungs before stays.
     """
 
     name = "asha"
@@ -320,7 +241,6 @@ class ASHA(Halving):
         max_progress: Progress | None = None,
         min_progress: Progress | None = None,
         reduction_factor: Factor = 3.0,
-        variant: Literal["stopping", "promotion"] = "stopping",
         unit: Unit = "step",
     ) -> None:
         """max_progress: R, where a trial is through; None: where it ends by itself.
@@ -329,70 +249,29 @@ class ASHA(Halving):
         """
         super().__init__(unit, max_progress, reduction_factor)
         self._first = first_level(self.name, unit, min_progress, self._last, self._factor)
-        self._pauses = variant == "promotion"
-        self.needs_checkpoints = self._pauses
         self._ladder = Ladder(self._level, self._factor)
-        self._is_closed = False
-        self._has_complete = False
 
-    def ladder(self, number: int) -> Ladder | None:
-        return self._ladder if number in self._ladder.runs else None
-
-    def changed(self) -> Iterable[Ladder]:
-        return (self._ladder,)
+    def ladder(self, number: int) -> Ladder:
+        return self._ladder
 
     def add(self, trial: Trial) -> None:
-        self.join(self._ladder, trial)
+        self._ladder.add(trial)
 
     def record(self, trial: Trial, progress: float, score: float) -> None:
         self._ladder.record(trial.number, progress, score)
 
     def end(self, trial: Trial) -> None:
-        self._num_paused -= self._ladder.end(trial.number).is_paused
-        self._has_complete |= trial.state is TrialState.COMPLETE
-
-    def due(self) -> list[tuple[int, Due]]:
-        return super().due() or self._due_at_rest()
-
-    def no_more_trials(self) -> None:
-        self._is_closed = True
+        self._ladder.end(trial.number)
 
     def _level(self, index: int) -> float | None:
         level = self._first * self._factor**index
         return None if self._last is not None and is_reached(self._last, level) else level
 
-    def first_judged(self, run: Run) -> int:
-        return max(run.passed_before, run.passed - 1) if self._pauses else run.passed_before
-
     def num_places(self, ladder: Ladder, index: int) -> int:
-        return max(ladder.num_best(index), not self._pauses)
+        return max(ladder.num_best(index), 1)
 
     def goes_on(self, ladder: Ladder, index: int, run: Run) -> bool:
-        rung = ladder.rungs[index]
-        ahead = rung.rank(run.trial.number, run.score) if self._pauses else rung.num_better(run.score)
-        return ahead < self.num_places(ladder, index)
-
-    def beaten(self, ladder: Ladder, index: int, run: Run) -> Verdict:
-        return super().beaten(ladder, index, run) if self._pauses else self.stop(ladder, index, run)
-
-    def _due_at_rest(self) -> list[tuple[int, Due]]:
-        """No trial is to come and none runs: who is nearest to the end goes on, unless one got there."""
-        runs = self._ladder.runs
-        if not self._is_closed or not self._num_paused or self._num_paused < len(runs):
-            return []
-        waiting = [run for heap in reversed(self._ladder.paused) for _, n in sorted(heap) if (run := runs.get(n))]
-        if not self._has_complete and waiting:
-            first = waiting[0]
-            heap = self._ladder.paused[first.passed - 1]
-            heap[:] = sorted(entry for entry in heap if entry[1] != first.trial.number)
-            return [self.resume(first)]
-        reason = f"not among the {best_part(self._factor)} when there were no more trials"
-        for run in waiting:
-            run.is_paused = False
-        self._num_paused = 0
-        for heap in self._ladder.paused:
-            heap.clear()
-        return [(run.trial.number, Stop(reason)) for run in reversed(waiting)]
+        return ladder.rungs[index].num_better(run.score) < self.num_places(ladder, index)
 
 
 GONE_ON = "gone_on"
@@ -432,6 +311,8 @@ class _Bracket(Ladder):
     def __init__(self, plan: BracketPlan, factor: float) -> None:
         super().__init__(lambda index: plan.levels[index] if index < len(plan.levels) - 1 else None, factor)
         self.plan = plan
+        self.paused: list[list[tuple[float, int]]] = [[] for _ in plan.levels]
+        """By rung: a heap of (-score, number) of those who wait there; who ended meanwhile is skipped."""
         self.num_trials = 0
         """That joined."""
         self.is_closed = False
@@ -449,6 +330,9 @@ class _Bracket(Ladder):
         for index in range(run.passed, len(self._ended_below)):
             self._ended_below[index] += 1
         return run
+
+    def wait(self, index: int, run: Run) -> None:
+        heappush(self.paused[index], (-run.score, run.trial.number))
 
     def is_complete(self, index: int) -> bool:
         """Whether all have come to the rung who will."""
@@ -482,6 +366,7 @@ class HyperBand(Halving):
 
     name = "hyperband"
     needs_checkpoints = True
+    among = " of its bracket"
 
     @checked
     def __init__(
@@ -511,21 +396,21 @@ class HyperBand(Halving):
         self._brackets: dict[int, _Bracket] = {}
         """Of each trial that has not ended."""
         self._changed: dict[_Bracket, None] = {}
+        """Where somebody who is paused may have to be told something."""
+        self._restored: list[int] = []
+        """Paused already when they were added; where they stand is known when their records are in."""
 
-    def ladder(self, number: int) -> Ladder | None:
-        return self._brackets.get(number)
-
-    def changed(self) -> Iterable[Ladder]:
-        changed, self._changed = self._changed, {}
-        return changed
+    def ladder(self, number: int) -> Ladder:
+        return self._brackets[number]
 
     def add(self, trial: Trial) -> None:
         if self._open is None:
             self._open = _Bracket(self.plans[self._num_opened % len(self.plans)], self._factor)
             self._num_opened += 1
         bracket = self._brackets[trial.number] = self._open
-        self.join(bracket, trial)
+        bracket.add(trial)
         if trial.state is TrialState.PAUSED:
+            self._restored.append(trial.number)
             self._changed[bracket] = None
         if bracket.is_closed:
             self._open = None
@@ -546,10 +431,6 @@ class HyperBand(Halving):
             self._changed[self._open] = None
             self._open = None
 
-    def is_settled(self, ladder: Ladder, index: int) -> bool:
-        assert isinstance(ladder, _Bracket)
-        return ladder.is_complete(index)
-
     def num_places(self, ladder: Ladder, index: int) -> int:
         """As far as is known now."""
         assert isinstance(ladder, _Bracket)
@@ -565,5 +446,46 @@ class HyperBand(Halving):
     def went_on(self, run: Run) -> None:
         run.trial.notes[GONE_ON] = max(run.passed, run.trial.notes.get(GONE_ON, 0))
 
-    def stop(self, ladder: Ladder, index: int, run: Run, among: str = " of its bracket") -> Stop:
-        return super().stop(ladder, index, run, among)
+    def beaten(self, ladder: Ladder, index: int, run: Run) -> Verdict:
+        assert isinstance(ladder, _Bracket)
+        if ladder.is_complete(index):
+            return super().beaten(ladder, index, run)
+        if not run.is_paused:
+            run.is_paused = True
+            ladder.wait(index, run)
+        return Pause()
+
+    def due(self) -> list[tuple[int, Due]]:
+        found: list[tuple[int, Due]] = []
+        for number in self._restored:
+            if (bracket := self._brackets.get(number)) is not None:
+                run = bracket.runs[number]
+                if run.passed_before < run.passed:
+                    bracket.wait(run.passed_before, run)
+                else:  # what it had reported on a rung is lost: it went back to an earlier checkpoint
+                    found.append(self._resume(run))
+        self._restored.clear()
+        changed, self._changed = self._changed, {}
+        for bracket in changed:
+            for index, heap in enumerate(bracket.paused):
+                while heap:
+                    waiting = bracket.runs.get(heap[0][1])
+                    if waiting is not None:
+                        if self.goes_on(bracket, index, waiting):
+                            if index + 1 == waiting.passed:
+                                found.append(self._resume(waiting))
+                            else:  # one report brought it over the next rung as well
+                                bracket.wait(index + 1, waiting)
+                        elif bracket.is_complete(index):
+                            verdict = super().beaten(bracket, index, waiting)
+                            assert isinstance(verdict, Stop)
+                            found.append((waiting.trial.number, verdict))
+                        else:
+                            break
+                    heappop(heap)
+        return found
+
+    def _resume(self, run: Run) -> tuple[int, Due]:
+        run.is_paused = False
+        self.went_on(run)
+        return run.trial.number, Resume()
