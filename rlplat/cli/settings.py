@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
+import inspect
 import textwrap
 import typing
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import command
+from rlplat.section import Section
 
 _HELP = """\
 Show every setting of an algorithm: its default, what it takes and what it means.
@@ -62,6 +67,7 @@ def rows_of(model: Any, prefix: str = "", defaults: Any = None) -> Iterator[dict
     from rlplat.config import nested_model
     from rlplat.setting_types import takes
 
+    meanings = _meanings(model)
     for name, info in model.model_fields.items():
         default = getattr(defaults, name, None)
         if defaults is None and not info.is_required():
@@ -73,7 +79,7 @@ def rows_of(model: Any, prefix: str = "", defaults: Any = None) -> Iterator[dict
                 "takes": takes(info),
                 "default": _plain(default),
                 "is_required": info.is_required(),
-                "meaning": " ".join((info.description or "").split()),
+                "meaning": " ".join((info.description or meanings.get(name, "")).split()),
             }
         if inner is None and typing.get_origin(info.annotation) is dict:
             member = nested_model(typing.get_args(info.annotation)[1])
@@ -81,6 +87,19 @@ def rows_of(model: Any, prefix: str = "", defaults: Any = None) -> Iterator[dict
                 yield from rows_of(member, f"{prefix}{name}.NAME.")
         elif inner is not None:
             yield from rows_of(inner, f"{prefix}{name}.", default)
+
+
+def _meanings(model: type) -> dict[str, str]:
+    """The docstrings below the settings. Not pydantic's `use_attribute_docstrings`, by which every process that trains
+    would parse its source at its start."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__[: model.__mro__.index(Section)]):
+        with contextlib.suppress(OSError, TypeError):  # a class of a user's without a file
+            [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            for field, text in pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    found[ast.unparse(field.target)] = ast.literal_eval(text.value)
+    return found
 
 
 def _value_at(config: Any, key: str, default: Any) -> Any:

@@ -84,3 +84,16 @@ def test_a_plain_mlp_learns_without_a_framework() -> None:
         "    ppo.evaluate(1)"
     )
     assert loaded_by(code) & FRAMEWORKS == set()
+
+
+def test_actors_of_a_run_find_their_modules_in_the_zygote() -> None:
+    code = (
+        "import rlplat\n"
+        "from rlplat.algorithms.ppo import PPO, PPOConfig\n"
+        "@rlplat.remote\n"
+        "def first(): import sys; return {'rlplat.algorithms.ppo', 'torch'} & {*sys.modules}\n"
+        "with PPO(PPOConfig(env='CartPole-v1', num_rollout_workers=1)):\n"
+        "    loaded = rlplat.get(first.remote())\n"
+        "assert loaded == {'rlplat.algorithms.ppo'}, loaded\n"
+    )
+    assert loaded_by(code) & FRAMEWORKS == set()

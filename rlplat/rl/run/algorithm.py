@@ -120,7 +120,9 @@ class Algorithm(Closing, Generic[Config]):
             # Before the pre-flight: the first processes start while it looks at the environment.
             backend = None if config.num_rollout_workers else "inproc"
             user_code = folder_of(names_in(config.model_dump()))
-            rlplat.init(backend=backend, preload=self.preload(), user_code=user_code)
+            # Every actor of the ring needs what the algorithm's module imports: once, ahead of the fork.
+            ring = next(base.__module__ for base in type(self).__mro__ if base.__module__.startswith("rlplat."))
+            rlplat.init(backend=backend, preload=(*self.preload(), ring), user_code=user_code)
             self.ends.callback(rlplat.shutdown)
         self.ends.callback(seeds.give_back)
         self.ends.callback(self._evaluation.close)

@@ -37,11 +37,18 @@ def algorithm_homes() -> dict[str, str]:
 
 def announced(group: str) -> dict[str, str]:
     """Name -> "module:Class" of the entry points of a group, of installed packages and of this checkout."""
-    installed = {point.name: point.value for point in metadata.entry_points(group=group)}
+    places = [path or "." for path in sys.path if os.path.exists(path or ".")]
+    installed = _announced_in_packages(group, tuple((path, os.stat(path).st_mtime_ns) for path in places))
     return {**installed, **_announced_in_source_tree(group)}
 
 
-@cache  # a command asks five times, and each takes as long as making an environment
+@cache  # a command asks eight times, and each reads a file of every package
+def _announced_in_packages(group: str, places: tuple[tuple[str, int], ...]) -> dict[str, str]:
+    """places: where packages may be, and when something was installed there last."""
+    return {point.name: point.value for point in metadata.entry_points(group=group)}
+
+
+@cache
 def _announced_in_source_tree(group: str) -> dict[str, str]:
     """What the pyproject.toml of a checkout announces, whether it was installed (since it last changed) or not."""
     import tomllib

@@ -5,6 +5,7 @@ The configuration is the first line of stdin (`start` writes it); when stdin end
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from rlplat.given.say import open_streams
 
 def main() -> None:
     open_streams()
+    gc.disable()  # a tenth of the imports would be collections, which find nothing
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends the driver ends us, by its pipe
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -45,9 +47,11 @@ def main() -> None:
         if "node" in config:
             from rlplat.runtime.node import far
 
+            gc.enable()
             far.serve(config, ours, zygote)
         from rlplat.runtime.node import node
 
+        gc.enable()
         node.serve(config, ours, zygote)
     ours.close()
     # stdin and stdout are the driver's pipes: only the node may hold them open.

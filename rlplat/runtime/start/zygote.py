@@ -76,6 +76,7 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
                 "of them, and a lock that one holds would never be free there: it is left out, and workers import it"
             )
             _start_over(orders, session, folder, [each for each in preload if each != module])
+    gc.enable()  # which `launch` had disabled
     gc.freeze()  # a collection in a worker writes to no page that it shares with this process and the other workers
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)

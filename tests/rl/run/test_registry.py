@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -87,3 +88,16 @@ def test_a_plug_in_hides_no_algorithm_of_the_checkout(monkeypatch: pytest.Monkey
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [theirs] * (group == registry.GROUP))
     homes = registry.algorithm_homes()
     assert homes["mine"] == "their.algorithms:Mine" and homes["ppo"] == "rlplat.algorithms.ppo:PPO"
+
+
+def test_packages_are_asked_once_until_something_is_installed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [asked.append(group)][:0])
+    monkeypatch.syspath_prepend(str(here))
+    for _ in range(3):
+        registry.algorithm_homes()
+    assert asked == [registry.GROUP]
+    (here / "new.dist-info").mkdir()
+    os.utime(here, ns=(1, 1))  # the clock of a file system may tick in milliseconds
+    registry.algorithm_homes()
+    assert asked == [registry.GROUP] * 2
