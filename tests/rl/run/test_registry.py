@@ -83,7 +83,8 @@ def test_what_a_module_lacks_is_not_taken_for_the_module(here: Path) -> None:
     assert not any("registry_specimen" in name for name in sys.modules)
 
 
-def test_a_plug_in_hides_no_algorithm_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_in_hides_no_algorithm_of_the_checkout(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(here))  # so the packages are asked again
     theirs = metadata.EntryPoint("mine", "their.algorithms:Mine", registry.GROUP)
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [theirs] * (group == registry.GROUP))
     homes = registry.algorithm_homes()
