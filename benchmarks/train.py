@@ -5,8 +5,8 @@
 
 Columns: rlplat (PPO on CartPole: one rollout worker; others: `rlplat_config` in train_peers.py), `--peer inproc`
 (rlplat with everything in one process), `--peer torch` (rlplat with learner.backend=torch: PPO and A3C on CartPole),
-`--peer overlap` (rlplat with overlap_sampling: PPO), `--peer sb3` (Stable-Baselines3) and `--peer sample-factory`
-(IMPALA on Pong; sample_factory.py says what it needs).
+`--peer overlap` (rlplat with overlap_sampling: PPO), `--peer sb3` (Stable-Baselines3), `--peer sample-factory` (IMPALA
+on Pong; sample_factory.py says what it needs) and `--peer rejax`, `sbx`, `rlox` (newest_peers.py says what they need).
 Each figure comes from a fresh process; the peers take turns.
 """
 
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import newest_peers, sample_factory
 from benchmarks.measure import ROOT, Report, Sample, add_output_options, hardware, number, summarize
-from benchmarks.sample_factory import PYTHON
 from benchmarks.train_peers import THRESHOLD, WINDOW
 
 PACKAGES = ("rlplat", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3", "opencv-python-headless")
@@ -35,8 +35,10 @@ RATES = {
     "dqn-pong": "DQN Pong, one gradient step per 4 env steps, batch 32, Nature CNN, env steps/s",
     "a3c": "A3C (SB3: A2C) CartPole-v1, 16 environments in each process x 5 steps, 64x64, env steps/s",
     "es": "ES (sb3-contrib: ARS) CartPole-v1, tuned configs, env steps/s",
-    "sac": "SAC Pendulum-v1, one gradient step per env step, batch 256, 256x256, env steps/s",
-    "td3": "TD3 Pendulum-v1, one gradient step per env step, batch 256, 256x256, env steps/s",
+    "together": "PPO CartPole-v1, the first row with 32 seeds in one program, env steps/s of all",
+    "ppo-cheetah": "PPO HalfCheetah-v5, 8 x 256, minibatch 128, 10 epochs, 64x64, env steps/s",
+    "sac": "SAC HalfCheetah-v5, one gradient step per env step, batch 256, 256x256, env steps/s",
+    "td3": "TD3 HalfCheetah-v5, one gradient step per env step, batch 256, 256x256, env steps/s",
     "impala-pong": "IMPALA (Sample Factory: APPO) Pong, 2 workers x 16 x 20, 640 samples, Nature CNN, env steps/s",
 }
 WARM_UP = {
@@ -46,6 +48,8 @@ WARM_UP = {
     "dqn-pong": 1_500,
     "a3c": 5_000,
     "es": 20_000,
+    "together": 10_240,
+    "ppo-cheetah": 10_000,
     "sac": 500,
     "td3": 500,
     "impala-pong": 3_000,
@@ -57,11 +61,15 @@ TIMED = {
     "dqn-pong": 2_000,
     "a3c": 100_000,
     "es": 400_000,
+    "together": 51_200,
+    "ppo-cheetah": 40_000,
     "sac": 3_000,
     "td3": 3_000,
     "impala-pong": 20_000,
 }
-"""Env steps before the clock starts, and while it runs."""
+"""Env steps before the clock starts, and while it runs; of each seed."""
+PYTHONS = {"sample-factory": sample_factory.PYTHON, **newest_peers.PYTHONS}
+MAKERS = {peer: "sample_factory.py" if peer == "sample-factory" else "newest_peers.py" for peer in PYTHONS}
 STOP = "CartPole-v1 >= 475: from Enter to the stop, s"
 EXIT = "CartPole-v1 >= 475: from Enter to the prompt, s"
 REACHED = "CartPole-v1 >= 475: share of seeds that reached it"
@@ -90,8 +98,9 @@ class Attempt:
 def main() -> None:
     parser = build_parser()
     options = parser.parse_args()
-    if "sample-factory" in options.peer and PYTHON not in os.environ:
-        parser.error(f"--peer sample-factory needs ${PYTHON}: benchmarks/sample_factory.py says how to make it")
+    for peer in options.peer:
+        if peer in PYTHONS and PYTHONS[peer] not in os.environ:
+            parser.error(f"--peer {peer} needs ${PYTHONS[peer]}: benchmarks/{MAKERS[peer]} says how to make it")
     peers = ["rlplat", *dict.fromkeys(options.peer)]
     info = hardware(PACKAGES)
     samples: list[Sample] = []
@@ -113,7 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_output_options(parser, ["inproc", "torch", "overlap", "sb3", "sample-factory"])
+    add_output_options(parser, ["inproc", "torch", "overlap", "sb3", *PYTHONS])
     rows = [*RATES, "threshold"]
     parser.add_argument("--rows", nargs="+", choices=rows, default=rows)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], metavar="N")
@@ -129,17 +138,23 @@ def _rates(task: str, peers: list[str], options: argparse.Namespace) -> list[Sam
     warm_up, env_steps = (1_000, 2_000) if options.quick else (WARM_UP[task], TIMED[task])
     samples = []
     only = {"torch": {"cartpole", "a3c"}, "overlap": {"cartpole", "pong"}, "sample-factory": {"impala-pong"}}
-    only["inproc"] = RATES.keys() - {"sac", "td3"}  # those are in one process anyway
-    only["sb3"] = RATES.keys() - {"impala-pong"}
+    only["inproc"] = RATES.keys() - {"sac", "td3", "together"}  # those are in one process anyway
+    only["sb3"] = RATES.keys() - {"impala-pong", "together", "ppo-cheetah"}
+    only |= newest_peers.TASKS
     peers = [peer for peer in peers if task in only.get(peer, RATES)]
     for repeat in range(options.repeats):
         for peer in peers if repeat % 2 == 0 else peers[::-1]:
             print(f"{task}, repeat {repeat + 1} of {options.repeats}: {peer}", file=sys.stderr, flush=True)
-            command = [sys.executable, "-m", "benchmarks.train_peers", "rate", peer, task]
-            command += ["--warm-up", str(warm_up), "--env-steps", str(env_steps)]
+            if peer in newest_peers.PYTHONS:
+                command = [os.environ[PYTHONS[peer]], str(ROOT / "benchmarks/newest_peers.py"), peer, task]
+                command += [str(warm_up), str(env_steps)]
+            else:
+                command = [sys.executable, "-m", "benchmarks.train_peers", "rate", peer, task]
+                command += ["--warm-up", str(warm_up), "--env-steps", str(env_steps)]
             done = subprocess.run(command, cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, text=True, check=True)
-            rate = float(done.stdout.split()[-1])
-            samples.append(Sample(peer, RATES[task], "", "env steps/s", rate))
+            *said, rate = done.stdout.splitlines()
+            print(*said[-1:], rate, file=sys.stderr, flush=True)
+            samples.append(Sample(peer, RATES[task], "", "env steps/s", float(rate)))
     return samples
 
 

@@ -9,8 +9,10 @@ Run by benchmarks/train.py, each in a process of its own.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     rate = commands.add_parser("rate")
     rate.add_argument("peer", choices=["rlplat", "torch", "overlap", "inproc", "sb3", "sample-factory"])
-    tasks = ["cartpole", "pong", "dqn", "dqn-pong", "a3c", "es", "sac", "td3", "impala-pong"]
+    tasks = ["cartpole", "together", "pong", "dqn", "dqn-pong", "a3c", "es", "ppo-cheetah", "sac", "td3", "impala-pong"]
     rate.add_argument("task", choices=tasks)
     rate.add_argument("--warm-up", type=int, required=True, help="env steps that are not timed")
     rate.add_argument("--env-steps", type=int, required=True, help="env steps that are timed")
@@ -58,7 +60,10 @@ def rlplat_rate(task: str, peer: str, warm_up: int, env_steps: int) -> float:
     learns there where auto would learn in numpy, overlap samples the next round during the update."""
     from rlplat.rl.run.registry import load_algorithm
 
-    algorithm_class = load_algorithm("ppo" if task in ("cartpole", "pong") else task.removesuffix("-pong"))
+    if task == "together":
+        return together_rate(warm_up, env_steps)
+    in_ppo = task in ("cartpole", "pong", "ppo-cheetah")
+    algorithm_class = load_algorithm("ppo" if in_ppo else task.removesuffix("-pong"))
     config = rlplat_config(task, peer == "inproc")
     update: dict[str, Any] = {}
     if peer == "torch":
@@ -74,6 +79,25 @@ def rlplat_rate(task: str, peer: str, warm_up: int, env_steps: int) -> float:
             after = algorithm.step().env_steps
         elapsed_s = time.perf_counter() - started
     return (after - before) / elapsed_s
+
+
+def together_rate(warm_up: int, env_steps: int) -> float:
+    """Of all 32 seeds: a run to `warm_up` env steps of each, and another of `env_steps` more, so that the start of 32
+    runs does not count."""
+    from rlplat import train_together
+
+    config = rlplat_config("cartpole", in_one_process=True)
+    settings = {name: getattr(config, name) for name in config.model_fields_set - {"env"}}
+
+    def seconds(num: int) -> float:
+        with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(sys.stderr):
+            started = time.perf_counter()
+            train_together(
+                "ppo", config.env, seeds=range(32), out=directory, config=False, stop={"env_steps": num}, **settings
+            )
+            return time.perf_counter() - started
+
+    return 32 * env_steps / (seconds(warm_up + env_steps) - seconds(warm_up))
 
 
 def rlplat_config(task: str, in_one_process: bool) -> Any:
@@ -105,10 +129,21 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
             rollout_length=A2C_STEPS,
             learning_rate=7e-4,
         )
+    if task == "ppo-cheetah":
+        return PPOConfig(
+            env="HalfCheetah-v5",
+            num_rollout_workers=0 if in_one_process else 2,
+            num_envs_per_worker=8 if in_one_process else 4,
+            rollout_length=256,
+            num_epochs=10,
+            minibatch_size=128,
+            normalize_observations=True,
+            normalize_rewards=True,
+        )
     if task in ("sac", "td3"):
         from rlplat.rl.run.registry import load_algorithm
 
-        return load_algorithm(task).config_class(env="Pendulum-v1", learning_starts=OFF_POLICY_STARTS)
+        return load_algorithm(task).config_class(env="HalfCheetah-v5", learning_starts=OFF_POLICY_STARTS)
     if task in ("dqn", "dqn-pong", "es", "impala-pong"):
         names = {"dqn-pong": ("dqn", "Pong-published"), "impala-pong": ("impala", "Pong-published")}
         name, env = names.get(task, (task, "CartPole-v1"))
@@ -217,7 +252,7 @@ def sb3_off_policy(task: str) -> Any:
     algorithm = {"sac": stable_baselines3.SAC, "td3": stable_baselines3.TD3}[task]
     return algorithm(
         "MlpPolicy",
-        make_vec_env("Pendulum-v1", n_envs=1, seed=1),
+        make_vec_env("HalfCheetah-v5", n_envs=1, seed=1),
         learning_rate=3e-4,
         batch_size=256,
         learning_starts=OFF_POLICY_STARTS,
