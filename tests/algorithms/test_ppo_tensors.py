@@ -230,6 +230,16 @@ def test_the_forms_of_simulators_train_and_tell_their_metrics(env: Any, groups: 
             ppo.get_env_attr("num_envs")
 
 
+def test_rollout_workers_are_announced_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RLPLAT_BACKEND", "inproc")
+    for env, words in (("TensorCartPole", ""), ("CartPole-v1", "starting 1 rollout worker")):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "rlplat.start"), PPO(PPOConfig(env=env, num_envs_per_worker=2)):
+            assert words in caplog.text if words else "rollout worker" not in caplog.text
+
+
 def test_groups_that_nobody_divided_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), PPO(PPOConfig(**(SMALL | {"env": IsaacLike, "env_kwargs": {}}))):
         pass

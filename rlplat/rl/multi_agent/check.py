@@ -15,7 +15,7 @@ from rlplat.rl.env_objects import env_name
 from rlplat.rl.envs.check import COMMAND_STEPS, SEED, EnvReport, apart, check_env_here
 from rlplat.rl.envs.own_process import Beat
 from rlplat.rl.envs.watchdog import Limits
-from rlplat.rl.multi_agent.games import is_multi_agent, make_game
+from rlplat.rl.multi_agent.games import is_multi_agent, make_game, state_problem
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, agent_spaces, make_plan
 from rlplat.rl.multi_agent.vector_env import Turns, make_multi_agent_vector_env
 from rlplat.rl.policies.exploration import RandomActions
@@ -117,6 +117,8 @@ def _play(
         for _ in range(steps):
             if len(shown) < REPEATED:
                 shown.append(b"".join(_bytes(each) for each in turns.values()))
+            if problem := state_problem(env.games[0]):
+                report.add("warning", f"a run with multi_agent.centralized_critic would end: {problem}")
             beat("step()")
             turns = env.step({name: random[name].drawn(len(each.acting), each.obs) for name, each in turns.items()})
             report.steps += 1

@@ -21,11 +21,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from rlplat.errors import ConfigError, EnvError, EnvNotFound, MissingExtra, RlplatError
+from rlplat.given.raised_at import raised_here
 from rlplat.rl.class_path import load_module
 from rlplat.rl.env_objects import EnvObject
 from rlplat.rl.envs.gym_spaces import side_by_side, side_by_side_space, with_leaf
 from rlplat.rl.envs.make import call_wrapped
 from rlplat.rl.envs.names import resolve_env
+from rlplat.rl.envs.obs_reader import observation_problems
 
 
 class Ending(NamedTuple):
@@ -247,6 +249,19 @@ class WithState:
             moment.rewards,
             {agent: ending._replace(obs=both[agent]) for agent, ending in moment.ended.items()},
         )
+
+
+def state_problem(game: Game) -> str:
+    """What is wrong with the environment's state as it is now, for a central critic; empty also where it has none."""
+    space = getattr(game.env, "state_space", None)
+    if space is None or isinstance(game, TurnGame):
+        return ""
+    try:
+        state = game.env.state()
+    except Exception as error:
+        return f"state() raised {type(error).__name__}: {error}{raised_here(error)}"
+    texts = [text for kind, text in observation_problems(np.array(state), space) if kind not in ("bounds", "cast")]
+    return texts[0].replace("observation", "state()", 1) if texts else ""
 
 
 def is_multi_agent(name: str, env_kwargs: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from rlplat.rl.envs.copies import Copies, made_as
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.own_process import Beat
 from rlplat.rl.envs.watchdog import Limits
-from rlplat.rl.multi_agent.games import STATE, Game, WithState, is_multi_agent, make_game
+from rlplat.rl.multi_agent.games import STATE, Game, WithState, is_multi_agent, make_game, state_problem
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.schedules import scaled_horizons
 from rlplat.rl.spaces import MASK, SpaceSpec
@@ -245,7 +245,11 @@ def plan_multi_agent(settings: dict[str, Any]) -> MultiAgentPlan | None:
     game = make_game(name, kwargs, config.centralized_critic)
     try:
         plan = make_plan(config, *agent_spaces(game, name), run_policy=settings["policy"])
-        return replace(plan, state=_said_of_state(game, plan)) if isinstance(game, WithState) else plan
+        if not isinstance(game, WithState):
+            return plan
+        if problem := state_problem(game):
+            raise EnvError(f"{name}: multi_agent.centralized_critic asks for its state: {problem}")
+        return replace(plan, state=_said_of_state(game, plan))
     finally:
         game.close()
 

@@ -156,7 +156,7 @@ class MultiAgentVectorEnv:
         self.num_copies = len(games)
         self.columns: dict[str, list[tuple[int, str]]] = {policy: [] for policy in plan.policies}
         """By policy: (copy, agent) of every column."""
-        self._games, self._plan, self._game_id = games, plan, game_id
+        self.games, self._plan, self._game_id = games, plan, game_id
         self._columns_of: dict[tuple[int, str], tuple[str, int]] = {}
         for copy in range(len(games)):
             for agent in plan.agents:
@@ -223,7 +223,7 @@ class MultiAgentVectorEnv:
         notes = {policy: _Notes() for policy in self.columns}
         for copy, of_copy in enumerate(by_copy):
             self._now = copy, of_copy
-            moment = self._watchdog.call(partial(self._games[copy].step, of_copy), "step()")
+            moment = self._watchdog.call(partial(self.games[copy].step, of_copy), "step()")
             self._decided[copy].update(of_copy)
             self._game_steps[copy] += 1
             for agent in of_copy:
@@ -241,13 +241,13 @@ class MultiAgentVectorEnv:
 
     def ask(self, what: Ask, name: str, *arguments: Any, **keywords: Any) -> list[Any]:
         """Of every copy: `GuardedEnv.ask` of its PettingZoo environment."""
-        return [ask_env(game.env, self.name, what, name, *arguments, **keywords) for game in self._games]
+        return [ask_env(game.env, self.name, what, name, *arguments, **keywords) for game in self.games]
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             self._watchdog.close()
-            for game in self._games:
+            for game in self.games:
                 game.close()
 
     def _begin_game(self, copy: int, notes: dict[str, _Notes], seed: int | None = None) -> None:
@@ -258,11 +258,11 @@ class MultiAgentVectorEnv:
         be(self._copies.first + copy, self._copies.worker)
         if seed is not None:
             for place, agent in enumerate(self._plan.agents):
-                for which, space in enumerate(self._games[copy].spaces(agent)):
+                for which, space in enumerate(self.games[copy].spaces(agent)):
                     space.seed(int(np.random.SeedSequence([seed, place, which]).generate_state(1)[0] >> 1))
         for metrics in self._metrics[copy].values():
             metrics.reset()
-        moment = self._watchdog.call(partial(self._games[copy].reset, seed), "reset()")
+        moment = self._watchdog.call(partial(self.games[copy].reset, seed), "reset()")
         if moment.is_over:
             raise EnvError(f"{self._place()}: after reset() no agent is there to act; see `agents`")
         self._take(copy, moment, notes)

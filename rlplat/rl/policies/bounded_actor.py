@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from rlplat.errors import UsageError
 from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import flat_features
-from rlplat.rl.policies.exploration import EPSILON
+from rlplat.rl.policies.exploration import EPSILON, StateDependentNoise
 from rlplat.rl.policies.numpy_policies import Layer, Stateless, forward, layer, layers
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.spaces import SpaceSpec
@@ -68,8 +69,8 @@ class BoundedActor(Stateless):
         super().__init__(seed)
         self._normalize = ObsNormalizer(self.spec.obs)
         self._layers: list[Layer] = []
-        self._sde_std, self._noise = np.zeros((0, 0), np.float32), np.zeros((0, 0, 0), np.float32)
-        self._num_explored = 0
+        self._sde_std = np.zeros((0, 0), np.float32)
+        self._exploring = StateDependentNoise(spec.sde_sample_freq)
         self._scale = ActionScale(spec)
 
     def set_network(self, weights: Weights) -> None:
@@ -83,7 +84,7 @@ class BoundedActor(Stateless):
         self._normalize.set_weights(weights)
         if self.spec.use_sde:
             self._sde_std = np.exp(weights["head.log_std"])
-            self._noise = self._noise[:0]  # new weights come with every rollout
+            self._exploring.forget()
         if EPSILON in weights:
             self.uniform_share = float(weights[EPSILON][0])
 
@@ -111,7 +112,8 @@ class BoundedActor(Stateless):
         noise = np.zeros((num_rows, A), np.float32)
         log_probs = np.zeros(num_rows, np.float32)
         if not deterministic and self.spec.use_sde:
-            noise = self._explore(features) * np.exp(-outputs[:, A:])
+            draw = partial(self._rng.standard_normal, dtype=np.float32)
+            noise = self._exploring(features, self._sde_std, draw) * np.exp(-outputs[:, A:])
         elif not deterministic:
             noise = self._rng.standard_normal((num_rows, A), dtype=np.float32)
         if self.actor.kind == "deterministic":
@@ -133,16 +135,6 @@ class BoundedActor(Stateless):
     def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> zeros float32[B]."""
         return np.zeros(len(next(iter(obs.values())) if isinstance(obs, dict) else obs), np.float32)
-
-    def _explore(self, features: Array) -> Array:
-        """State-dependent exploration, float32[B, A]; see `TorchActorCritic` in rl/torch."""
-        shape = (len(features), *self._sde_std.shape)
-        if self._noise.shape != shape or 0 < self.spec.sde_sample_freq <= self._num_explored:
-            self._noise = self._rng.standard_normal(shape, dtype=np.float32) * self._sde_std
-            self._num_explored = 0
-        self._num_explored += 1
-        noise: Array = (features[:, None] @ self._noise)[:, 0]
-        return noise
 
     def _log_probs(self, u: Array, noise: Array, log_std: Array) -> Array:
         """float32[B]: of the actions in the environment's units; see `squashed_log_prob` in rl/torch."""

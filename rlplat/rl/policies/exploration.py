@@ -1,7 +1,9 @@
-"""Exploration: epsilon-greedy actions, how greedy those of each environment are, and actions without a policy."""
+"""Exploration: epsilon-greedy actions, how greedy those of each environment are, state-dependent noise, and actions
+without a policy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,26 @@ def env_epsilons(num_envs: int) -> Array:
     """float64[N]: 0.4^(1 + 7 i / (N - 1)), one for every environment of the run (Horgan et al. 2018)."""
     epsilons: Array = 0.4 ** (1.0 + 7.0 * (np.arange(num_envs) / max(1, num_envs - 1)))
     return epsilons
+
+
+class StateDependentNoise:
+    """gSDE (Raffin et al. 2021, section 4), in numpy or torch: features float32[B, F] times weights W [F, A]. Row b has
+    a W of its own, which is drawn anew after `forget`, and every `sde_sample_freq` steps."""
+
+    def __init__(self, sde_sample_freq: int) -> None:
+        self._period, self._weights, self._num_steps = sde_sample_freq, None, 0
+
+    def forget(self) -> None:
+        """With new weights of the policy, which come with every rollout."""
+        self._weights = None
+
+    def __call__(self, features: Any, deviations: Any, draw: Callable[[tuple[int, ...]], Any]) -> Any:
+        """float32[B, A]; deviations: of W, [F, A]; draw(shape): standard normal numbers."""
+        shape = (len(features), *deviations.shape)
+        if self._weights is None or self._weights.shape != shape or 0 < self._period <= self._num_steps:
+            self._weights, self._num_steps = draw(shape) * deviations, 0
+        self._num_steps += 1
+        return (features[:, None] @ self._weights)[:, 0]
 
 
 def use_greedy_epsilon(policy: Policy, settings: dict[str, Any]) -> None:

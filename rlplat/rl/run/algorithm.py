@@ -238,9 +238,11 @@ class Algorithm(Closing, Generic[Config]):
         if device := getattr(getattr(self, "spaces", None), "device", ""):
             name = self.config.env
             log.warning("warning: tensors of %s (%s) are copied to the host: %s", name, device, why_on_host(self))
+        if num_workers := self.config.num_rollout_workers:
+            log.info("starting %s rollout worker%s", f"{num_workers:,}", "s" if num_workers > 1 else "")
         workers = RolloutWorkers(
             make_worker,
-            max(1, self.config.num_rollout_workers),
+            max(1, num_workers),
             max_restarts=self.config.max_worker_restarts,
             restart_on_env_error=self.config.on_env_error == "restart",
             num_batches=num_batches,

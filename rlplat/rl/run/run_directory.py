@@ -93,6 +93,9 @@ def not_a_run(path: Path) -> str:
             listing = f"rlplat runs {shlex.quote(str(where))} lists them"
             return f"{where} is an experiment, whose trials are runs: {shown(trials[0])}, ... ({listing})"
         return f"{where} is an experiment, and none of its trials is a run; rlplat tune show {shlex.quote(str(where))}"
+    for run in path.parents[:2]:
+        if (run / "config.yaml").exists() and "checkpoints" in path.relative_to(run).parts[:1]:
+            return f"{where} is of the run {shown(run)}: give that directory"
     return f"no run in {where}: it has no config.yaml; `rlplat runs` lists the runs"
 
 

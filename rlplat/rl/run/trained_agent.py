@@ -336,7 +336,8 @@ def load(
     if run.parent.name == "checkpoints" and not (run / "config.yaml").exists():
         if checkpoint is not None:
             raise ConfigError(f"{run} is a checkpoint already; omit --checkpoint {checkpoint}")
-        directory, found = run.parent.parent, load_checkpoint(run)
+        directory = run.parent.parent  # `latest` is a file with the newest one's name
+        found = _find(directory, "latest", warnings) if run.name == "latest" else load_checkpoint(run)
     else:
         directory, found = run, _find(run, checkpoint or "latest", warnings)
     # One process is enough for algorithms that act with their actors: nothing is trained.

@@ -34,7 +34,6 @@ from rlplat.rl.argument_values import as_plain
 from rlplat.rl.callbacks import Callback, Callbacks
 from rlplat.rl.class_path import forget_changed, require_class
 from rlplat.rl.env_objects import is_same_env, what_it_takes
-from rlplat.rl.envs.names import resolve_env
 from rlplat.rl.info_metrics import split_reduction
 from rlplat.rl.interfaces import Result
 from rlplat.rl.multi_agent.policy_map import MultiAgentPlan
@@ -452,8 +451,6 @@ def _run(prepared: Prepared, directory: Path) -> TrainedRun:
     progress = StillStarting(open_progress(getattr(plan.config.stop, "env_steps", None)), num_workers)
     for note in plan.notes:
         progress.say(note)
-    if num_workers and _is_found(getattr(plan.config, "env", "")):
-        progress.say(f"starting {num_workers:,} rollout worker{'s' if num_workers > 1 else ''}")
     begun: RunDirectory | None = None
     try:
         with (
@@ -507,14 +504,6 @@ def one_blas_thread() -> Iterator[None]:
 
     with threadpool_limits(1, user_api="blas"):
         yield
-
-
-def _is_found(env: Any) -> bool:
-    """Whether it is worth while to announce processes; what is wrong with the name is said where they are made."""
-    try:
-        return ":" in str(env) or bool(resolve_env(env))
-    except RlplatError:
-        return False
 
 
 @contextlib.contextmanager

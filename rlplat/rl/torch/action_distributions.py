@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.errors import UsageError
+from rlplat.rl.policies.bounded_actor import SDE_EPSILON
 from rlplat.rl.policies.spec import PolicySpec
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -18,6 +19,12 @@ MAX_SQUASHED = 1.0 - 1e-6
 """Actions at the very bound have no finite pre-image under tanh."""
 MIN_UNIFORM, MAX_UNIFORM = 1e-7, 1.0 - 6e-8
 """Between them log(-log u) is finite in float32."""
+
+
+def sde_log_std(features: Tensor, log_std: Tensor) -> Tensor:
+    """float32[N, A]: log deviations of noise that is a linear function of the features [N, F], whose weights are drawn
+    with deviations exp(log_std), [F, A]: sqrt(sum_f (features_f * deviation_f)^2) (Raffin et al. 2021, equation 7)."""
+    return 0.5 * torch.log(features.square() @ (2.0 * log_std).exp() + SDE_EPSILON)
 
 
 class ActionDistribution:

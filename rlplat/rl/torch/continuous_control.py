@@ -18,10 +18,11 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from rlplat.rl.interfaces import Array, Obs, Weights
 from rlplat.rl.obs_tree import map_obs, num_features, take_obs
-from rlplat.rl.policies.bounded_actor import MAX_LOG_STD, MIN_LOG_STD, SDE_EPSILON, ActionScale, ActorSpec, Renorm
+from rlplat.rl.policies.bounded_actor import MAX_LOG_STD, MIN_LOG_STD, ActionScale, ActorSpec, Renorm
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.saved import Saved
 from rlplat.rl.spaces import ObsSpec, obs_leaves
+from rlplat.rl.torch.action_distributions import sde_log_std
 from rlplat.rl.torch.batch_renorm import BatchRenorm, RenormedEncoder
 from rlplat.rl.torch.device import linear, resolve_device, use_threads
 from rlplat.rl.torch.encoders import ACTIVATIONS, IMAGE_ENCODERS, MLPEncoder, TensorObs, folded, leaf_features
@@ -67,9 +68,7 @@ class Actor(nn.Module):
 
 
 class SDEHead(nn.Linear):
-    """float32[N, F] -> float32[N, 2 A], means and log deviations of noise that is a linear function of the features,
-    whose weights have deviations exp(log_std), [F, A]: that of an action is sqrt(sum_f (features_f * deviation_f)^2)
-    (Raffin et al. 2021, equation 7)."""
+    """float32[N, F] -> float32[N, 2 A], means and log deviations of noise that is a linear function of the features."""
 
     def __init__(self, num_features: int, num_outputs: int) -> None:
         super().__init__(num_features, num_outputs // 2)
@@ -77,8 +76,7 @@ class SDEHead(nn.Linear):
         self.log_std = nn.Parameter(torch.full((num_features, num_outputs // 2), -0.5 * math.log(num_features)))
 
     def forward(self, features: Tensor) -> Tensor:
-        log_std = 0.5 * torch.log(features.square() @ (2.0 * self.log_std).exp() + SDE_EPSILON)
-        return torch.cat([super().forward(features), log_std], dim=-1)
+        return torch.cat([super().forward(features), sde_log_std(features, self.log_std)], dim=-1)
 
 
 def own_columns(num_features: int, leaves: Mapping[str, ObsSpec], group: PolicySpec) -> Tensor | None:

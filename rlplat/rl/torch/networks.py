@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rlplat.rl.class_path import load_class
-from rlplat.rl.policies.bounded_actor import SDE_EPSILON
 from rlplat.rl.policies.spec import PolicySpec
-from rlplat.rl.torch.action_distributions import ActionDistribution
+from rlplat.rl.torch.action_distributions import ActionDistribution, sde_log_std
 from rlplat.rl.torch.cores import make_core
 from rlplat.rl.torch.encoders import TensorObs, make_encoder
 from rlplat.rl.torch.network_check import errors_named
@@ -74,14 +73,13 @@ class ActorCritic(nn.Module):
     def distribution(self, features: Tensor, obs: TensorObs) -> ActionDistribution:
         """features: float32[N, F] -> the distribution of N actions; the place for heads of one's own.
 
-        With `use_sde` noise is a linear function of the features, whose weights are drawn with deviations exp(log_std),
-        [F, A]: that of an action is sqrt(sum_f (features_f * deviation_f)^2) (Raffin et al. 2021, equation 7).
+        With `use_sde` noise is a linear function of the features (`sde_log_std`).
         """
         mask = obs["action_mask"].bool() if self.spec.has_mask else None  # type: ignore[index]
         log_std, explored = getattr(self, "log_std", None), None
         if self.spec.use_sde:
             explored = features.detach()
-            log_std = 0.5 * torch.log(explored.square() @ (2.0 * self.log_std).exp() + SDE_EPSILON)
+            log_std = sde_log_std(explored, self.log_std)
         distribution = ActionDistribution(self.spec, self.actor_head(features), log_std, mask)
         distribution.explored = explored
         return distribution

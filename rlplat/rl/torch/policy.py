@@ -13,7 +13,7 @@ from rlplat.rl.interfaces import Array, Obs, PolicyOutput, Weights
 from rlplat.rl.normalization import ObsNormalizer
 from rlplat.rl.obs_tree import map_obs, obs_rows
 from rlplat.rl.policies.bounded_actor import ActorSpec, BoundedActor
-from rlplat.rl.policies.exploration import EpsilonGreedy, largest_legal
+from rlplat.rl.policies.exploration import EpsilonGreedy, StateDependentNoise, largest_legal
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.saved import Saved, state_of
 from rlplat.rl.spaces import obs_leaves
@@ -87,13 +87,12 @@ class TorchActorCritic(ActingNetwork):
         super().__init__(make_network(spec, resolve_precision(precision, spec, torch.device("cpu"))), spec)
         self.seed(seed)
         self._normalize = ObsNormalizer(spec.obs)
-        self._noise: Tensor | None = None
-        self._num_explored = 0
+        self._exploring = StateDependentNoise(spec.sde_sample_freq)
 
     def set_weights(self, weights: Weights) -> None:
         load_weights(self._network, weights)
         self._normalize.set_weights(weights)
-        self._noise = None  # new weights come with every rollout
+        self._exploring.forget()
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
         """obs: [B, ...] -> actions as in `spec.action`, log_probs float32[B], values float32[B]."""
@@ -102,23 +101,12 @@ class TorchActorCritic(ActingNetwork):
             if deterministic:
                 actions = distribution.mode()
             elif self.spec.use_sde:
-                actions = distribution.sample_from(self._explore(distribution.explored, distribution.log_std))
+                draw = partial(torch.randn, generator=self._generator)
+                noise = self._exploring(distribution.explored, self._network.log_std.exp(), draw)
+                actions = distribution.sample_from(noise * torch.exp(-distribution.log_std))
             else:
                 actions = distribution.sample(self._generator)
             return PolicyOutput(actions.numpy(), distribution.log_prob(actions).numpy(), values.numpy())
-
-    def _explore(self, features: Tensor, log_std: Tensor) -> Tensor:
-        """State-dependent exploration (Raffin et al. 2021, section 4): features @ W as standard normal numbers
-        float32[B, A]. Row b has a matrix W of its own, which is drawn anew where new weights have come, and every
-        `sde_sample_freq` steps."""
-        shape = (len(features), *self._network.log_std.shape)
-        is_due = 0 < self.spec.sde_sample_freq <= self._num_explored
-        if self._noise is None or self._noise.shape != shape or is_due:
-            self._noise = torch.randn(shape, generator=self._generator) * self._network.log_std.exp()
-            self._num_explored = 0
-        self._num_explored += 1
-        noise: Tensor = (features.unsqueeze(1) @ self._noise).squeeze(1) * torch.exp(-log_std)
-        return noise
 
     def values(self, obs: Obs) -> Array:
         """obs: [B, ...] -> float32[B]."""

@@ -272,4 +272,13 @@ def test_on_the_host_it_is_a_vector_environment_of_arrays(make: Any) -> None:
         assert ended and env.pop_episodes()
     report = check_env(lambda num_envs=2: make(num_envs), steps=30)
     assert report.is_sound and report.spaces is not None and report.spaces.device == "cpu"
-    assert "its tensors are on cpu" in str(report)
+    assert "its tensors are on cpu" in str(report) and "mask" not in str(report)
+
+
+def test_masks_in_the_infos_are_told_to_be_unread() -> None:
+    class Masking(TensorCartPole):
+        def reset(self, **given: Any) -> Any:
+            return super().reset(**given)[0], {"action_mask": torch.ones(self.num_envs, 2, dtype=torch.bool)}
+
+    [finding] = [each for each in check_env(Masking, steps=2).findings if each.severity == "warning"]
+    assert finding.is_told and "the action mask is not read" in finding.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from gymnasium import spaces
 import rlplat
 from rlplat.algorithms.dqn import DQNConfig
 from rlplat.algorithms.ppo import PPO, PPOConfig
-from rlplat.errors import ConfigError
+from rlplat.errors import ConfigError, EnvError
+from rlplat.rl.multi_agent.check import check_any_env
 from rlplat.rl.multi_agent.policy_map import plan_multi_agent
 from rlplat.rl.multi_agent.rollout_worker import MultiAgentRolloutWorker
 from rlplat.rl.multi_agent.vector_env import make_multi_agent_vector_env
@@ -44,6 +46,19 @@ class Stated(Dying):
     def state(self) -> Any:
         self.memory[:] = self.time, len(self.agents)
         return self.memory
+
+
+class Misstated(Dying):
+    """From step 2 on, or from the beginning, its state is not what `state_space` says."""
+
+    state_space = spaces.Box(0, 100, (2,), np.float32)
+
+    def __init__(self, last_right: int) -> None:
+        super().__init__()
+        self.last_right = last_right
+
+    def state(self) -> Any:
+        return np.zeros(2 if self.time <= self.last_right else 3, np.float32)
 
 
 class Pictures(Dying):
@@ -182,6 +197,16 @@ def test_a_line_says_what_the_critic_sees() -> None:
 def test_what_cannot_have_one_is_named(env: str, settings: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         plan_multi_agent(PPOConfig(env=env, **settings, **CENTRAL).model_dump())
+
+
+def test_a_state_of_another_shape_is_found_before_the_run() -> None:
+    said = "state() has shape (3,), but its space says (2,)"
+    for last_right in (-1, 2):
+        report = check_any_env(f"{HERE}:Misstated", {"last_right": last_right}, steps=5)
+        assert report.is_sound and f"centralized_critic would end: {said}" in str(report)
+    assert "state()" not in str(check_any_env(f"{HERE}:Stated", steps=5))
+    with pytest.raises(EnvError, match=f"asks for its state: {re.escape(said)}"):
+        plan_multi_agent(PPOConfig(env=f"{HERE}:Misstated", env_kwargs={"last_right": -1}, **CENTRAL).model_dump())
 
 
 def test_algorithms_without_a_critic_refuse_it() -> None:

@@ -369,7 +369,8 @@ def test_lists_and_wider_floats_will_do(runs: dict[str, Path]) -> None:
 def test_a_run_a_checkpoint_and_the_best_one_can_be_loaded(runs: dict[str, Path]) -> None:
     run = runs["dqn"]
     (step,) = (run / "checkpoints").glob("step_*")
-    assert rlplat.load(run).checkpoint.path == rlplat.load(str(step)).checkpoint.path == step
+    newest = [rlplat.load(each).checkpoint.path for each in (run, str(step), run / "checkpoints/latest")]
+    assert newest == [step] * 3
     best = rlplat.load(run, "best")
     assert best.checkpoint.has_weights_only and best.act(OBS) in best.spaces.action_space
     assert best.weights().keys() == rlplat.load(run).weights().keys()
@@ -378,6 +379,8 @@ def test_a_run_a_checkpoint_and_the_best_one_can_be_loaded(runs: dict[str, Path]
         rlplat.load(run, "step_7")
     with pytest.raises(ConfigError, match=r"no run in .*nowhere"):
         rlplat.load(run / "nowhere")
+    with pytest.raises(ConfigError, match=rf"checkpoints is of the run .*{run.name}: give that directory"):
+        rlplat.load(run / "checkpoints")
     with pytest.raises(ConfigError, match="is a checkpoint already"):
         rlplat.load(step, "best")
 

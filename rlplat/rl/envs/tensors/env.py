@@ -27,7 +27,7 @@ from rlplat.rl.envs.gym_spaces import ObsPart, obs_parts, space_spec
 from rlplat.rl.envs.tensors.contract import attribute, of_reset, of_step, require_tensor_env
 from rlplat.rl.interfaces import Array
 from rlplat.rl.seeding import number_of
-from rlplat.rl.spaces import ActionSpec
+from rlplat.rl.spaces import MASK, ActionSpec
 
 Tensors = Tensor | dict[str, Tensor]
 """Observations [B, ...], by path where they are a Dict."""
@@ -168,8 +168,9 @@ class OnHost:
         self._obs: Any = None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self._obs = self._arrays(of_reset(self.raw.reset(seed=seed), self._name))
-        return self._obs, {}
+        result = self.raw.reset(seed=seed)
+        self._obs = self._arrays(of_reset(result, self._name))
+        return self._obs, {name: result[1][name] for name in (MASK,) if name in result[1]}
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         result = self.raw.step(torch.as_tensor(actions, device=self.device))
