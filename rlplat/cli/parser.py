@@ -65,18 +65,21 @@ class Command:
 
     parser: Callable[[], Parser]
     does: Callable[[Any], int]
-    takes_words: bool
+    takes_words: bool = False
     """Whether it is given the words as they are, else the options that they say."""
+    check: Callable[[list[str]], None] = lambda words: None
+    """Raises for words that no parser is to complain of."""
 
     def __call__(self, words: list[str]) -> int:
+        self.check(words)
         return self.does(words if self.takes_words else self.parser().parse_args(words))
 
 
 def command(
-    name: str, text: str, types: Mapping[str, Any] | None = None, *, takes_words: bool = False
+    name: str, text: str, types: Mapping[str, Any] | None = None, **more: Any
 ) -> Callable[[Callable[[Any], int]], Command]:
-    """Decorates what a command does; text, types: see `parser_from`."""
-    return lambda does: Command(lambda: parser_from(name, text, types), does, takes_words)
+    """Decorates what a command does; text, types: see `parser_from`; more: `takes_words`, `check`."""
+    return lambda does: Command(lambda: parser_from(name, text, types), does, **more)
 
 
 def parser_from(name: str, text: str, types: Mapping[str, Any] | None = None) -> Parser:

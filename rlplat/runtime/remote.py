@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
@@ -117,6 +117,15 @@ def _check_arguments(signature: Signature, what: str, args: tuple, kwargs: dict)
             check_text(f"{what}: the keyword of an object ref", keyword)
 
 
+def _no_such(what: str, name: str, known: Collection[str] = (), kind: str = "attribute") -> AttributeError:
+    if name == "bind":
+        hint = "; a graph is refs as arguments of .remote: f.remote(g.remote(x)) (docs/from-ray.md)"
+    else:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+    return AttributeError(f"{what} has no {kind} {name!r}{hint}")
+
+
 def _nowhere(args: tuple, kwargs: dict) -> Any:
     raise AssertionError("no backend is bound")
 
@@ -148,6 +157,11 @@ class RemoteFunction(Generic[Returned]):
         signature = _signature(self._code)
         self._least, self._most = signature.least, signature.most
         _check_arguments(signature, self._code.name, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # of one that is not made yet
+            raise AttributeError(name)
+        raise _no_such(f"remote function {self._code.name}", name)
 
     def __reduce__(self) -> Any:
         return RemoteFunction, (self._code, self._options)
@@ -187,9 +201,7 @@ class RemoteClass:
             raise AttributeError(name)
         target = self._code.target
         if not hasattr(target, name):
-            close = difflib.get_close_matches(name, dir(target), 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise AttributeError(f"actor class {self._code.name} has no attribute {name!r}{hint}")
+            raise _no_such(f"actor class {self._code.name}", name, dir(target))
         return getattr(target, name)
 
     def __dir__(self) -> list[str]:
@@ -224,13 +236,11 @@ class ActorHandle:
     def __getattr__(self, name: str) -> ActorMethod:
         options = self._info.methods.get(name)
         if options is None:
-            close = difflib.get_close_matches(name, self._info.methods, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
             if name == "on_death":
                 return cast(Any, self._on_death)
             if name in ("__ray_terminate__", "__rlplat_terminate__"):
                 return ActorMethod(self, TERMINATE, CallOptions(concurrency_group=TERMINATE), ANYTHING)
-            raise AttributeError(f"actor class {self._info.class_name} has no method {name!r}{hint}")
+            raise _no_such(f"actor class {self._info.class_name}", name, self._info.methods, "method")
         return ActorMethod(self, name, options, self._info.signatures.get(name, ANYTHING))
 
     def _on_death(self, callback: Callable[[ActorDied], Any]) -> None:
@@ -277,6 +287,9 @@ class ActorMethod(msgspec.Struct, eq=False, gc=False):
         if retries and options.max_task_retries is None:
             options = msgspec.structs.replace(options, max_task_retries=retries)
         return ActorMethod(self._handle, self._name, options, self._signature)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _no_such(f"actor method {self._name}", name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._name} is an actor method: call .{self._name}.remote(...)")

@@ -90,6 +90,32 @@ def test_what_cannot_be_drawn_is_named(runs: Path, arguments: list[str], said: s
     assert not list(runs.glob("c.*"))
 
 
+@pytest.mark.parametrize(
+    ("file", "whose"),
+    [
+        ("events.out.tfevents.1.host.1.0", "TensorBoard's"),
+        ("progress.csv", "SB3's"),
+        ("0.monitor.csv", "SB3's"),
+        ("evaluations.npz", "SB3's"),
+    ],
+)
+@pytest.mark.parametrize("command", [["plot", "--out", "c.csv"], ["compare"]])
+def test_files_of_others_are_named_with_what_can_be_read(
+    runs: Path, file: str, whose: str, command: list[str], capsys: Any
+) -> None:
+    (runs / "theirs" / "logs").mkdir(parents=True)
+    (runs / "theirs" / "logs" / file).touch()
+    for given in ("theirs", f"theirs/logs/{file}", "x=theirs"):
+        assert main([*command, given]) == 2
+        said = capsys.readouterr().err
+        assert f"{file} is {whose}" in said and "metrics.jsonl" in said and "config.yaml" in said
+    rows = "".join(json.dumps({"env_steps": step, "episode_return_mean": 1.0}) + "\n" for step in (0, 10))
+    (runs / "theirs" / "metrics.jsonl").write_text(rows)  # what is said is enough
+    (runs / "theirs" / "config.yaml").write_text("algo: their-ppo\nenv: CartPole-v1\nseed: 1\n")
+    assert main([*command, "theirs"]) == 0
+    assert "their-ppo" in capsys.readouterr().out
+
+
 def test_an_interval_of_numbers() -> None:
     assert interval([3.0]) == (3.0, 3.0, 3.0)
     middle, low, high = interval([1.0, 2.0, 3.0, 4.0, 100.0], "iqm")

@@ -60,6 +60,18 @@ def test_an_argument_is_refused(call: Callable[[], Any], key: str) -> None:
     assert len(str(refused.value).splitlines()) == 1
 
 
+class Counter:
+    def add(self) -> None: ...
+
+
+def test_bind_names_what_makes_a_graph_here() -> None:
+    method = ray.remote(Counter)._code.target.add
+    for target in (ray.remote(lambda: 1), ray.remote(Counter), ray.remote(method)):
+        with pytest.raises(AttributeError, match=r"no attribute 'bind'; .* arguments of \.remote"):
+            target.bind(1)
+    assert not hasattr(ray.remote(method), "_nothing")
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [

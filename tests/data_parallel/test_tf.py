@@ -59,10 +59,13 @@ def alone() -> Course:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    rlplat.init(num_cpus=2, num_gpus=0, preload=[TFTrainer.program.partition(":")[0]], log_to_driver=False)
-    yield
-    rlplat.shutdown()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """TensorFlow writes the `tf.function`s of users into the temp folder: of processes that are killed they stay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("of-ranks")))
+        rlplat.init(num_cpus=2, num_gpus=0, preload=[TFTrainer.program.partition(":")[0]], log_to_driver=False)
+        yield
+        rlplat.shutdown()
 
 
 @pytest.mark.process

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from rlplat.cli.parser import Command, command, parser_from
+from rlplat.cli.parser import Command, command
 from rlplat.errors import ConfigError
 
 
 def looking(name: str, text: str) -> Callable[[Callable[[Any], int]], Command]:
     """As `command`; ConfigError for `rlplat logs lab.yaml`: other commands look at a cluster of several machines."""
 
-    def run(does: Callable[[Any], int], words: list[str]) -> int:
+    def refuse_cluster_file(words: list[str]) -> None:
         for file in words:
             if file.endswith((".yaml", ".yml")) and not file.startswith("-"):
                 raise ConfigError(
@@ -24,9 +23,8 @@ def looking(name: str, text: str) -> Callable[[Callable[[Any], int]], Command]:
                     f"rlplat jobs {file} logs ID (what one printed), "
                     f"rlplat exec {file} -- rlplat {name} (this on its head)"
                 )
-        return does(parser_from(name, text).parse_args(words))
 
-    return lambda does: command(name, text, takes_words=True)(partial(run, does))
+    return command(name, text, check=refuse_cluster_file)
 
 
 def chosen(options: argparse.Namespace) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import glob
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ FEW = 5
 """Runs below which an interval says little."""
 COLORS = ("#1f77e0", "#e8702a", "#2a9d5c", "#b453c6", "#d43d51", "#0fa3b1", "#9c7a23", "#6b7785")
 _FORMATS = (".pdf", ".png", ".svg", ".csv")
+_OF_OTHERS = {
+    "events.out.tfevents*": "TensorBoard's (CleanRL writes those)",
+    "progress.csv": "SB3's",
+    "*monitor.csv": "SB3's",
+    "evaluations.npz": "SB3's",
+}
 _X_NAMES = {"env_steps": "env steps", "wall_s": "wall time (s)"}
 
 _HELP = """\
@@ -117,8 +124,20 @@ def _runs_at(text: str) -> list[Path]:
         elif path.is_dir():
             found += sorted(run for kind, run in find(path) if kind == "run" and (run / "metrics.jsonl").exists())
     if not found:
-        raise ConfigError(f"no run with metrics in '{text}'; `rlplat runs` lists the runs")
+        raise ConfigError(f"no run with metrics in '{text}'{_of_others(paths) or '; `rlplat runs` lists the runs'}")
     return found
+
+
+def _of_others(paths: list[Path]) -> str:
+    """Which files of other programs are there, and what would be read."""
+    there = (file for path in paths for file in islice([path] if path.is_file() else path.rglob("*"), 10_000))
+    for file in there:
+        if whose := [whose for pattern, whose in _OF_OTHERS.items() if file.match(pattern)]:
+            return (
+                f": {file.name} is {whose[0]}. A run that can be read is a directory with metrics.jsonl (a JSON object "
+                "a line: env_steps, episode_return_mean, wall_s) and config.yaml (algo, env, seed)"
+            )
+    return ""
 
 
 def _nothing_there(path: Path, metric: str, names: list[str]) -> str:

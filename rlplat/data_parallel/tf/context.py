@@ -52,6 +52,7 @@ class TFContext(LoopContext):
         done = tuple(self._prepared(thing) for thing in things)
         return done[0] if len(done) == 1 else done
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def average_gradients(self, gradients: Sequence[Any]) -> list[Any]:
         """Means over all samples of the step, the same on every rank; None stays None.
 

@@ -59,8 +59,9 @@ class KerasTraining:
                 self.model(x, training=False)
         self.model.optimizer.build(self.model.trainable_variables)
         self._made_with = learning_rate_of(self.model.optimizer)
-        self._step = tf.function(self._step_of_all, reduce_retracing=True)
-        self._predict = tf.function(self._predict_own, reduce_retracing=True)
+        # Without autograph, as Keras's own: it leaves a file in the temp folder of a process that is killed.
+        self._step = tf.function(self._step_of_all, reduce_retracing=True, autograph=False)
+        self._predict = tf.function(self._predict_own, reduce_retracing=True, autograph=False)
         if state is not None:
             self._load(state)
         elif world_size > 1:

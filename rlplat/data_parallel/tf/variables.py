@@ -66,7 +66,7 @@ def sum_over_ranks(strategy: Any) -> Callable[[list[Any]], list[Any]]:
         return summed
 
     of_ranks: Callable[[list[Any]], list[Any]] = tf.function(
-        lambda values: strategy.run(of_replica, args=(values,)), reduce_retracing=True
+        lambda values: strategy.run(of_replica, args=(values,)), reduce_retracing=True, autograph=False
     )
     return of_ranks
 

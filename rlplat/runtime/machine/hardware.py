@@ -10,13 +10,18 @@ from rlplat.errors import OptionError
 from rlplat.machine_limits import cpu_count
 from rlplat.runtime.core.resources import Resources, check_amount, check_custom, check_resources, exact
 
+OF_INIT = ("rlplat.init: num_cpus", "rlplat.init: num_gpus", "rlplat.init: resources")
 
-def machine_resources(num_cpus: float | None, num_gpus: int | None, custom: Resources | None) -> Resources:
-    for name, amount in {"num_cpus": num_cpus, "num_gpus": num_gpus}.items():
+
+def machine_resources(
+    num_cpus: float | None, num_gpus: int | None, custom: Resources | None, given_as: tuple[str, str, str] = OF_INIT
+) -> Resources:
+    """given_as: what complaints call the three."""
+    for name, amount in zip(given_as, (num_cpus, num_gpus), strict=False):
         if amount is not None:
-            check_amount(f"rlplat.init: {name}", amount)
-    check_resources("rlplat.init: resources", {} if custom is None else custom)
-    check_custom("rlplat.init: resources", custom or {})
+            check_amount(name, amount)
+    check_resources(given_as[2], {} if custom is None else custom)
+    check_custom(given_as[2], custom or {})
     found = {
         "CPU": float(cpu_count() if num_cpus is None else num_cpus),
         "GPU": float(len(visible_gpus()) if num_gpus is None else num_gpus),

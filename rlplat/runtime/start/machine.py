@@ -52,7 +52,7 @@ class _KeyRefused(Exception):
 def serve(path: str, num_cpus: float | None, num_gpus: int | None, resources: dict[str, float] | None) -> None:
     """Until SIGTERM or SIGINT."""
     keys = join_file.read(path)
-    total = machine_resources(num_cpus, num_gpus, resources)
+    total = machine_resources(num_cpus, num_gpus, resources, ("--num-cpus", "--num-gpus", "--resource"))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     try:

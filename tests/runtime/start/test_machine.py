@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import rlplat
+from rlplat.cli import main
 from rlplat.runtime.start import join_file, machine
 from tests.patience import soon
 
@@ -46,6 +47,22 @@ def test_a_machine_that_nobody_waits_for_has_ended_when_it_is_a_zombie(join: str
     assert machine.stop(join) == 1
     assert machine.stop(join) == 0
     assert ended(process) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--num-cpus", "-3"], "--num-cpus must be at least 0"),
+        (["--num-gpus", "-1"], "--num-gpus must be at least 0"),
+        (["--resource", "far=-1"], "--resource: 'far' must be at least 0"),
+        (["--resource", "CPU=1"], "--resource: give CPU as num_cpus"),
+    ],
+)
+def test_a_wrong_amount_is_named_by_its_flag(
+    join: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["start", "--address", join, *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"rlplat: {said}")
 
 
 def test_a_machine_that_was_stopped_by_a_signal_hears_of_it(join: str) -> None:
