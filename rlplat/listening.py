@@ -36,7 +36,8 @@ def foreign_request(host: str, origin: str) -> tuple[int, str] | None:
     if host and ("," in host or not is_loopback(_name_of(host))):
         return 421, f"this server is not called {host!r:.100}: it is for this machine, or needs a token"
     if origin and origin.partition("://")[2] != host:
-        return 403, f"requests of the page {origin!r:.100} are refused"
+        page = f"requests of the page {origin!r:.100} are refused"
+        return 403, f"{page}: without a token this server is for programs of this machine"
     return None
 
 

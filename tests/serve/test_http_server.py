@@ -17,6 +17,9 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import StreamingResponse
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -131,6 +134,43 @@ def test_a_web_page_cannot_call_a_server_of_this_machine(headers: str, status: i
 def test_a_server_with_a_token_may_have_any_name() -> None:
     request = get("authorization: Bearer s3cret").replace(b"127.0.0.1:8000", b"models.example")
     assert b"hello" in b"".join(writes(hello, request, token="s3cret").writes)
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_browser_asks_an_application_with_pages_without_a_token(is_wrapped: bool) -> None:
+    """Its preflight cannot bear one. What has no CORSMiddleware, and so would run code of its own, is not asked."""
+    cors = {"allow_origins": ["http://pages.example"], "allow_headers": ["authorization"]}
+    app = Starlette(middleware=[Middleware(CORSMiddleware, **cors)])
+
+    class Api:
+        has_lifespan = False
+
+        def asgi(self) -> Any:
+            return CORSMiddleware(Starlette(), **cors) if is_wrapped else app
+
+    asks = ["origin: http://pages.example", "access-control-request-method: GET"]
+    preflight = get(*asks, "access-control-request-headers: authorization").replace(b"GET", b"OPTIONS", 1)
+    written = b"".join(writes(Api(), preflight, token="s3cret").writes)
+    assert written.startswith(b"HTTP/1.1 200") and b"allow-origin: http://pages.example" in written
+    assert b"".join(writes(Api(), get(*asks), token="s3cret").writes).startswith(b"HTTP/1.1 401")
+    assert b"".join(writes(hello, preflight, token="s3cret").writes).startswith(b"HTTP/1.1 401")
+
+
+async def two_parts(request: Any) -> Any:
+    async def parts() -> AsyncIterator[str]:
+        yield "one "
+        yield "two"
+
+    return parts()
+
+
+def test_a_stream_has_no_chunks_for_a_client_that_knows_none() -> None:
+    """Of HTTP/1.0: its body ends with the connection."""
+    transport = writes(two_parts, get().replace(b"HTTP/1.1", b"HTTP/1.0"))
+    head, _, body = b"".join(transport.writes).partition(b"\r\n\r\n")
+    assert body == b"one two" and b"chunked" not in head and transport.is_closed
+    chunked = b"".join(writes(two_parts, get()).writes)
+    assert chunked.endswith(b"\r\n4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n")
 
 
 def test_a_generator_reads_a_body_that_comes_later_than_its_head() -> None:
@@ -553,6 +593,27 @@ def test_a_web_socket_that_floods_is_closed_with_the_reason(code: int, flood: by
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [(UPGRADE.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n"), 400),
+     (UPGRADE.replace(b"\r\n\r\n", b"\r\nCookie: " + 9000 * b"a" + b"\r\n\r\n"), 431)],
+)  # fmt: skip
+def test_a_web_socket_that_cannot_begin_is_answered(request_: bytes, status: int) -> None:
+    """It held its connection, without an answer and without end."""
+
+    async def main() -> None:
+        transport = SteeredTransport()
+        config = Config(reads_all, ws=WebSocketConnection, log_config=None)
+        config.load()
+        connection: Any = WebSocketConnection(config, State(Held(10**6)), {})
+        connection.connection_made(transport)
+        connection.data_received(request_)
+        assert transport.is_closed and b"".join(transport.writes).startswith(b"HTTP/1.1 %d " % status)
+        connection.connection_lost(None)
+
+    asyncio.run(main())
+
+
 def test_a_web_socket_takes_turns_with_others() -> None:
     """Of many messages that have arrived each is handled in a turn of its own."""
 
@@ -621,6 +682,7 @@ def test_uvicorn_has_what_is_used_of_it() -> None:
         HttpToolsProtocol: "connections cycle loop on_message_begin on_url on_header on_headers_complete "
         "on_message_complete send_400_response shutdown",
         WebSocketsSansIOProtocol: "queue frames curr_msg_data_type read_paused close_sent handshake_complete conn "
+        "handshake_initiated "
         "handle_ping handle_pong handle_text handle_bytes handle_cont handle_parser_exception "
         "send_receive_event_to_app shutdown",
     }

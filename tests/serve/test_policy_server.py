@@ -97,6 +97,39 @@ def test_raw_rows_that_do_not_fit(served: Running, query: str, num_bytes: int, s
     assert got == status and (status == 200 or text in answer["error"]["message"]), answer
 
 
+def test_options_of_a_request_in_json_are_in_its_body(served: Running) -> None:
+    """Those in the address were ignored: the greedy action came in place of one that is drawn."""
+    status, answer, _ = request(served.url, "POST", "/v1/act?greedy=0", {"obs": OBS})
+    assert status == 400 and answer["error"]["message"] == "greedy is in the address; in JSON it is a field of the body"
+    assert request(served.url, "POST", "/v1/act?of-a-proxy=1", {"obs": OBS})[0] == 200
+    raw = {"content-type": "Application/Octet-Stream; charset=binary"}
+    assert request(served.url, "POST", "/v1/act?greedy=0", bytes(16), raw)[0] == 200
+
+
+def test_the_address_of_a_web_socket_says_whether_actions_are_drawn(served: Running) -> None:
+    connect = pytest.importorskip("websockets.sync.client").connect
+    url = served.url.replace("http", "ws") + "/v1/session"
+
+    def actions(query: str, message: str | bytes) -> set[int]:
+        with connect(url + query) as socket:
+            socket.recv()
+            found = set()
+            for _ in range(40):
+                socket.send(message)
+                answer = socket.recv()
+                found.add(answer[0] if isinstance(answer, bytes) else json.loads(answer)["action"])
+            return found
+
+    row = np.array(OBS, np.float32).tobytes()
+    for message in (json.dumps({"obs": OBS}), row):
+        assert actions("?greedy=False", message) == {0, 1}
+        assert len(actions("?greedy=True", message)) == 1
+    assert len(actions("?greedy=0", json.dumps({"obs": OBS, "greedy": True}))) == 1
+    with pytest.raises(Exception, match="400") as refused, connect(url + "?sesion=a"):
+        pass
+    assert b"unknown field 'sesion'; did you mean 'session'?" in refused.value.response.body  # type: ignore[attr-defined]
+
+
 def test_the_open_inference_protocol(served: Running, runs: Path) -> None:
     data = [*OBS, *(-x for x in OBS)]
     tensor = {"name": "obs", "shape": [2, 4], "datatype": "FP32", "data": data}

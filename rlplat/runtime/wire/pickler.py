@@ -1,4 +1,5 @@
-"""cloudpickle, and what it leaves out: exceptions as they were raised, cached functions, classes with slots.
+"""cloudpickle, and what it leaves out: exceptions as they were raised, cached functions, classes with slots, objects
+that pass on what is asked of them.
 
 Tensors are the affair of `codec`, which leaves their bytes out of the stream.
 """
@@ -32,8 +33,11 @@ class Pickler(cloudpickle.Pickler):
             return _reduced_cached(obj)
         if kind is functools.cached_property:  # until Python 3.12 it holds a lock
             return _new_cached_property, (obj.func, obj.attrname)
-        if issubclass(kind, type) and "__slots__" in obj.__dict__ and not issubclass(obj, (enum.Enum, tuple)):
-            return _reduced_with_slots(obj, super().reducer_override(obj))
+        if issubclass(kind, type):
+            if "__slots__" in obj.__dict__ and not issubclass(obj, (enum.Enum, tuple)):
+                return _reduced_with_slots(obj, super().reducer_override(obj))
+        elif hasattr(kind, "__getattr__"):
+            return _reduced_with_getattr(obj, kind) or super().reducer_override(obj)
         return super().reducer_override(obj)
 
 
@@ -66,6 +70,23 @@ def _is_pickled_by_python(kind: type) -> bool:
         if owner.__flags__ & _HEAP_TYPE:
             return False
     return True
+
+
+def _reduced_with_getattr(obj: Any, kind: type) -> Any:
+    """Python asks the new object, which has no attributes yet, for `__setstate__`: a `__getattr__` that reads one (of a
+    wrapper, of starlette's `State`) calls itself without end. None where the class says how it is pickled."""
+    if hasattr(kind, "__setstate__") or kind in copyreg.dispatch_table or not _is_pickled_by_python(kind):
+        return None
+    make, args, state, *items = obj.__reduce_ex__(5)
+    return None if state is None else (make, args, state, *items, _set_attributes)
+
+
+def _set_attributes(obj: Any, state: Any) -> None:
+    attributes, slots = state if isinstance(state, tuple) else (state, {})
+    if attributes:
+        obj.__dict__.update(attributes)
+    for name, value in slots.items():
+        object.__setattr__(obj, name, value)
 
 
 def built_in_base(kind: type[BaseException]) -> Any:

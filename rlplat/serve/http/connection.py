@@ -47,6 +47,19 @@ def without_other_upgrades(data: bytes) -> bytes:
     return _OTHER_UPGRADE.sub(b"ignored", head) + end + rest
 
 
+class _UntilClosed(int):
+    """The length of a body that ends with its connection, where uvicorn counts down what was announced."""
+
+    def __lt__(self, _: int) -> bool:
+        return False
+
+    def __sub__(self, _: int) -> _UntilClosed:
+        return self
+
+    def __ne__(self, _: object) -> bool:
+        return False
+
+
 class State(ServerState):
     """What the connections of a server share."""
 
@@ -144,6 +157,8 @@ class Connection(_CutsOff, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head, self._is_in_body = False, True
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope["http_version"] == "1.0":  # which knows no chunks
+            self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _UntilClosed()
 
     def on_message_complete(self) -> None:
         self._is_in_body = False
@@ -211,6 +226,9 @@ class WebSocketConnection(_CutsOff, WebSocketsSansIOProtocol):
         is_held = self._held.set(self._held.num_bytes + len(data))
         if is_held:
             super().data_received(data)
+            if self.conn.handshake_exc is not None and not self.handshake_initiated:  # nothing reads on
+                self._end_handshake()
+                return
             is_held = not self._saw_frame or self._held.set(self._fragments)
         if not is_held:
             self._end(1013, "the server holds too many bytes; try again later")
@@ -249,6 +267,11 @@ class WebSocketConnection(_CutsOff, WebSocketsSansIOProtocol):
         self._idle_frames += 1
         if self._idle_frames > MAX_IDLE_FRAMES:
             self._end(1008, f"more than {MAX_IDLE_FRAMES} pings and empty frames in a second")
+
+    def _end_handshake(self) -> None:
+        answer = b"".join(self.conn.data_to_send())
+        self.transport.write(answer or b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+        self.transport.close()
 
     def _end(self, code: int, reason: str) -> None:
         if self.close_sent or not self.handshake_complete:

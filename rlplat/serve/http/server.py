@@ -241,8 +241,10 @@ class HttpServer:
             if foreign is not None:
                 await refuse(scope, receive, send, Refused(foreign[0], "forbidden", foreign[1]))
                 return
-        elif scope["path"] not in ("/health/live", "/health/ready") and not hmac.compare_digest(
-            headers.get(b"authorization", b""), b"Bearer " + self._token
+        elif (
+            scope["path"] not in ("/health/live", "/health/ready")
+            and not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._token)
+            and not (_is_preflight(scope, headers) and _answers_preflights(self._app))
         ):
             message = "a token is needed: the header `Authorization: Bearer TOKEN`"
             await refuse(scope, receive, send, Refused(401, "unauthorized", message))
@@ -331,6 +333,19 @@ class HttpServer:
             body.held.set(0)
             self._metrics.count("rlplat_serve_requests_total", (("status", str(status)),))
             self._metrics.observe("rlplat_serve_request_seconds", (), perf_counter() - begin)
+
+
+def _is_preflight(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    """A browser's question whether a page may send a request, which never bears a token."""
+    return scope.get("method") == "OPTIONS" and headers.keys() >= {b"origin", b"access-control-request-method"}
+
+
+def _answers_preflights(app: Any) -> bool:
+    """All of them, by itself: no code of the user's is called."""
+    from starlette.middleware.cors import CORSMiddleware
+
+    layers = (type(app), *(getattr(each, "cls", None) for each in getattr(app, "user_middleware", ())))
+    return CORSMiddleware in layers
 
 
 _OF_BODIES = {b"content-length", b"transfer-encoding"}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import numpy as np
@@ -31,7 +32,8 @@ OUTPUTS = ("log_prob", "value", "state")
 class ActRequest(msgspec.Struct, forbid_unknown_fields=True):
     obs: Any
     mask: Any = None
-    greedy: bool = True
+    greedy: bool | msgspec.UnsetType = msgspec.UNSET
+    """True where nothing says otherwise: the address of a WebSocket may."""
     outputs: list[str] = []
     session: str | None = None
     seq: int | None = None
@@ -50,6 +52,13 @@ class _Query(msgspec.Struct, forbid_unknown_fields=True):
     session: str | None = None
     seq: int | None = None
     reset: bool = False
+
+
+class ConnectionQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The options of a WebSocket, in its address."""
+
+    session: str = ""
+    greedy: bool = True
 
 
 class Rows(msgspec.Struct):
@@ -102,9 +111,38 @@ def decoded(
         raise bad("bad-json", f"{what} is nested too deeply") from None
 
 
-def read_json(body: bytes, spaces: AgentSpaces, state_size: int, max_rows: int, session: str | None = None) -> Rows:
-    """session: that of the connection by which the body came."""
+def options_of(query: bytes) -> dict[str, str]:
+    """Of a request's address."""
+    return dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+
+
+def refuse_query(query: bytes) -> None:
+    """Of a request in JSON, whose options are in its body: those in its address would be ignored."""
+    for name in options_of(query):
+        if name in ActRequest.__struct_fields__:
+            raise bad("bad-request", f"{name} is in the address; in JSON it is a field of the body")
+
+
+def connection_query(query: bytes) -> ConnectionQuery:
+    kind = ConnectionQuery
+    found: ConnectionQuery = decoded(
+        partial(msgspec.convert, type=kind, strict=False), options_of(query), "the query", kind
+    )
+    return found
+
+
+def read_json(
+    body: bytes,
+    spaces: AgentSpaces,
+    state_size: int,
+    max_rows: int,
+    session: str | None = None,
+    greedy: bool = True,
+) -> Rows:
+    """session, greedy: those of the connection by which the body came."""
     request = decoded(_DECODER.decode, body)
+    if request.greedy is msgspec.UNSET:
+        request.greedy = greedy
     if session is not None:
         if request.session not in (None, session):
             raise bad("bad-request", "this connection is a session already: omit session")
@@ -153,7 +191,8 @@ def read_request(
     if seq is not None and not 1 <= seq < 2**63:
         raise bad("bad-request", f"seq counts from 1, got {seq}")
     return Rows(
-        rows, num_rows, is_batch, request.greedy, request.outputs, session, seq, request.reset, state, gives_state
+        rows, num_rows, is_batch, request.greedy is not False, request.outputs, session, seq, request.reset, state,
+        gives_state,
     )  # fmt: skip
 
 

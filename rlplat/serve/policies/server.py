@@ -8,12 +8,11 @@ Errors are `Refused`; the HTTP server around it writes them.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from rlplat.serve.policies.acting import ServedPolicy
-from rlplat.serve.policies.bodies import action_bytes, answer_of, bad, read_json
+from rlplat.serve.policies.bodies import action_bytes, answer_of, bad, options_of, read_json, refuse_query
 from rlplat.serve.policies.inference_protocol import InferenceProtocol
 from rlplat.serve.policies.openapi import openapi
 from rlplat.serve.policies.web_socket import serve_web_socket
@@ -44,8 +43,10 @@ class PolicyServer(ServedPolicy):
         if path == "/v1/act":
             require_method(method, "POST", path)
             body = await _body(scope, receive)
-            if _headers(scope, b"content-type")[0].startswith(BINARY):
+            if _headers(scope, b"content-type")[0].lower().startswith(BINARY):
                 return await self._act_raw(scope, body)
+            if scope["query_string"]:
+                refuse_query(scope["query_string"])
             request = read_json(body, self.agent.spaces, self.agent.state_size, self.max_rows_per_request)
             return _json(answer_of(request, await self.act(request), self.agent.spaces))
         if path.startswith("/v2"):
@@ -71,8 +72,7 @@ class PolicyServer(ServedPolicy):
 
     async def _act_raw(self, scope: Any, body: bytes) -> tuple[int, bytes, bytes]:
         assert self.raw is not None
-        options = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        request = self.raw_request(body, options)
+        request = self.raw_request(body, options_of(scope["query_string"]))
         acted = await self.act(request)
         answer, names = action_bytes(acted, request.outputs, self.agent.spaces)
         scope["rlplat.headers"] = [

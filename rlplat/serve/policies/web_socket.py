@@ -1,4 +1,5 @@
-"""A WebSocket is one session: `/v1/session`, or `/v1/session?session=ID` to go on with one after a reconnect.
+"""A WebSocket is one session: `/v1/session`, or `/v1/session?session=ID` to go on with one after a reconnect; with
+`greedy=0` in its address actions are drawn.
 
 server ─▶ {"session": id, "seq": 0, "spaces": ...}
 client ─▶ {"obs": [...], "seq": 1}          or raw bytes of one row      (also greedy, mask, outputs, reset)
@@ -11,12 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from rlplat.serve.policies.acting import ServedPolicy
-from rlplat.serve.policies.bodies import action_bytes, answer_of, read_json
+from rlplat.serve.policies.bodies import action_bytes, answer_of, connection_query, read_json
 from rlplat.serve.refusals import Refused
 
 RESTARTING = 1012
@@ -26,10 +26,9 @@ RESTARTING = 1012
 async def serve_web_socket(server: ServedPolicy, scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] != "/v1/session":
         raise Refused(404, "not-found", f"there is no WebSocket at {scope['path']:.200}; they are at /v1/session")
+    options = connection_query(scope["query_string"])
+    asked, greedy = options.session, options.greedy
     await receive()
-    options = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-    asked = options.pop("session", "")
-    greedy = options.get("greedy", "1") in ("1", "true")
     await send({"type": "websocket.accept"})
     try:
         id = asked or await server.open_session()
@@ -61,7 +60,7 @@ async def _answer(server: ServedPolicy, id: str, greedy: bool, message: Any, sen
             await send({"type": "websocket.send", "bytes": action_bytes(acted, [], agent.spaces)[0]})
             return
         body = message["text"].encode()
-        request = read_json(body, agent.spaces, agent.state_size, 1, session=id)
+        request = read_json(body, agent.spaces, agent.state_size, 1, id, greedy)
         await _say(send, answer_of(request, await server.act(request), agent.spaces))
     except Refused as refusal:
         await _say(send, refusal.body())

@@ -312,6 +312,51 @@ def test_a_class_that_cannot_be_pickled_is_named_with_its_attribute() -> None:
         codec.dump_code(codec.RemoteCode(space["f"], "f"))
 
 
+class PassesOn:
+    """A wrapper, as of an environment: what it does not have is asked of what it holds."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class PassesOnFromSlots:
+    __slots__ = ("inner",)
+    __getattr__ = PassesOn.__getattr__
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+class ListThatPassesOn(list):
+    __getattr__ = PassesOn.__getattr__
+
+
+class SaysItsState(PassesOn):
+    def __getstate__(self) -> dict[str, Any]:
+        return {"inner": "said"}
+
+
+@pytest.mark.parametrize("kind", [PassesOn, PassesOnFromSlots, SaysItsState, ListThatPassesOn])
+def test_an_object_that_asks_another_for_its_attributes(kind: Any) -> None:
+    """Python's own way asks the new object for `__setstate__`, which asks for what it has not got yet, without end."""
+    made = kind(["a"])
+    if kind is ListThatPassesOn:
+        made.inner = ["a"]
+    inner = pickle.loads(dumps(made)).inner
+    assert inner == ("said" if kind is SaysItsState else ["a"])
+
+
+def test_an_application_of_a_web_framework() -> None:
+    """Made at the top of a file, as its documentation does: starlette's State is such an object."""
+    app = pytest.importorskip("fastapi").FastAPI()
+    app.state.answer = 42
+    app.get("/answer")(lambda: app.state.answer)
+    assert pickle.loads(dumps(app)).state.answer == 42
+
+
 @pytest.mark.parametrize("size", [8, 40_000])
 def test_a_slice_of_a_tensor_sends_its_rows_only(size: int) -> None:
     torch = pytest.importorskip("torch")
