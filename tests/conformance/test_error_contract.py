@@ -53,6 +53,12 @@ def test_an_exception_with_a_large_attribute_is_caught_by_its_class(backend: str
     assert caught.value.weights == b"x" * 200_000
 
 
+@pytest.mark.process
+def test_what_a_call_raised_that_is_no_exception_names_the_call(cluster: None) -> None:
+    with pytest.raises(RuntimeFault, match=r"task raising.<locals>.fail \(worker .*\) raised KeyboardInterrupt\(\)"):
+        rlplat.get(raising(KeyboardInterrupt).remote())
+
+
 def test_an_attribute_error_leaves_its_object_behind(backend: str) -> None:
     """A mistake in an actor (`self.foo`) sent the whole actor, or arrived without its class where that has a lock."""
 

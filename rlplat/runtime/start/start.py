@@ -7,6 +7,7 @@ configuration, which follows through the pipe. That halves the time to the first
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -156,7 +157,8 @@ def configure(node: subprocess.Popen[bytes], config: dict[str, Any]) -> None:
 
     assert node.stdin is not None
     try:
-        node.stdin.write(msgspec.json.encode(config) + b"\n")
+        # (Not by msgspec alone, which takes no name of a folder that is not UTF-8.)
+        node.stdin.write(json.dumps(msgspec.to_builtins(config)).encode() + b"\n")
         node.stdin.flush()
     except BrokenPipeError:
         pass  # it has ended already: `await_ready` finds that out

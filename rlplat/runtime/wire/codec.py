@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import RlplatError, SerializationError
+from rlplat.given.say import say
 from rlplat.runtime.process.signals import is_of_handler
 from rlplat.runtime.refs import ObjectRef, collecting_refs
 from rlplat.runtime.wire.pickler import Pickler, dumps
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 OUT_OF_BAND_BYTES = 64 * 1024
 _MAX_BYTES = 512 << 20
 """Of code, or of values, inside one message: no receiver takes a frame of more than 1 GiB."""
+_HEAVY_BYTES = 10_000_000
+"""Of code: what is larger is named."""
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None)})
 _PLAIN = _SCALARS | {ObjectRef}
 NO_ARGS = pickle.dumps(((), {}), protocol=5)
@@ -313,6 +316,11 @@ def dump_code(code: RemoteCode) -> None:
             raise SerializationError(
                 f"{code.name} cannot be sent to a worker: it carries {len(blob) / 1e6:.0f} MB, of its closure or of "
                 "global variables. Pass large values as arguments, or refs to them from rlplat.put."
+            )
+        if len(blob) > _HEAVY_BYTES:
+            say(
+                f"warning: {code.name} carries {len(blob) / 1e6:.0f} MB, of its closure or of global variables, to "
+                "each worker anew. Pass large values as arguments, or refs to them from rlplat.put"
             )
         code.key = hashlib.blake2b(blob, digest_size=8).hexdigest()
         if code.max_calls:  # the same function without it, or with another, is another one to its workers

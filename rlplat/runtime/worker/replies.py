@@ -132,7 +132,7 @@ class Replies:
         if isinstance(error, SerializationError):
             return ErrorInfo("SerializationError", str(error))
         if isinstance(error, (SystemExit, KeyboardInterrupt)):  # (a constructor's exit; Ctrl-C)
-            error = RuntimeFault(f"it raised {type(error).__name__}({error})").with_traceback(error.__traceback__)
+            error = RuntimeFault(f"{where} raised {type(error).__name__}({error})").with_traceback(error.__traceback__)
         return describe_error(error, where)
 
     def pace(self, owner: str, code: str, seconds: float) -> None:

@@ -105,6 +105,21 @@ def test_workers_find_what_the_driver_finds_and_not_the_current_folder(
 
 
 @pytest.mark.process
+def test_a_program_in_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    """As of an old file server; the folder is on the search path, which the workers are told."""
+    folder = os.path.join(os.fsencode(tmp_path), b"caf\xe9")
+    os.mkdir(folder)
+    program = os.path.join(folder, b"program.py")
+    Path(os.fsdecode(program)).write_text(
+        "import rlplat, sys\n"
+        "rlplat.init(num_cpus=1, num_gpus=0, hang_timeout_s=float('inf'))\n"
+        "print(ascii(rlplat.get(rlplat.remote(lambda: sys.path[0]).remote())))\n"
+    )
+    run = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert run.stdout == ascii(os.fsdecode(folder)) + "\n", run.stderr
+
+
+@pytest.mark.process
 def test_a_preload_that_starts_threads_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,6 +177,16 @@ def test_code_that_carries_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) 
         codec.dump_code(code)
 
 
+def test_code_that_carries_much_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "_HEAVY_BYTES", 1_000_000)
+    table = bytes(2_000_000)
+    code = RemoteCode(lambda: table, "look_up")
+    for _ in range(2):
+        codec.dump_code(code)
+    said = capsys.readouterr().err
+    assert said.count("warning: look_up carries 2 MB") == 1 and "rlplat.put" in said
+
+
 def test_rlplats_own_errors_keep_class_and_gain_a_note() -> None:
     arrived = to_exception(describe_error(thrown(GetTimeout("late")), "task f"))
     assert type(arrived) is GetTimeout
