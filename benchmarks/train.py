@@ -50,8 +50,8 @@ WARM_UP = {
     "es": 20_000,
     "together": 10_240,
     "ppo-cheetah": 10_000,
-    "sac": 500,
-    "td3": 500,
+    "sac": 400,
+    "td3": 400,
     "impala-pong": 3_000,
 }
 TIMED = {
@@ -63,8 +63,8 @@ TIMED = {
     "es": 400_000,
     "together": 51_200,
     "ppo-cheetah": 40_000,
-    "sac": 3_000,
-    "td3": 3_000,
+    "sac": 1_500,
+    "td3": 1_500,
     "impala-pong": 20_000,
 }
 """Env steps before the clock starts, and while it runs; of each seed."""
