@@ -1,15 +1,15 @@
 """Asynchronous Advantage Actor-Critic (Mnih et al. 2016, arXiv:1602.01783).
 
-    worker ──gradient──▶ parameter server (or several) ──fresh weights──▶ that worker only
+    worker ──gradient──▶ parameter server ──fresh weights──▶ that worker only
 
 Each worker rolls out `rollout_length` steps in its environments, computes the gradient itself, on the weights it has,
 and sends it to the parameter server, which applies it at once under statistics that all workers share, whatever others
 did meanwhile, and answers with fresh weights. Nobody waits for anybody; the driver moves no arrays and only asks the
 server what has been reported. What differs from the paper, each with a switch where there is something to choose:
 
-- workers are processes, the shared parameters an actor (or `num_parameter_servers` of them), so a gradient is as many
-  versions old as others were applied meanwhile: measured, and dropped beyond `max_staleness`. In the paper threads
-  write into shared memory without locks (Hogwild!), and staleness is unknown;
+- workers are processes, the shared parameters an actor, so a gradient is as many versions old as others were applied
+  meanwhile: measured, and dropped beyond `max_staleness`. In the paper threads write into shared memory without locks
+  (Hogwild!), and staleness is unknown;
 - a worker has `num_envs_per_worker` environments side by side, and its loss is the mean over their steps, not the sum;
   1, as in the paper, uses a CPU badly. A fragment goes on over the end of an episode, where the paper's ends with it;
 - n-step returns bootstrap at the fragment's end (`gae_lambda` 1, the paper); less than 1 is GAE (Schulman et al. 2016);
@@ -36,7 +36,6 @@ With more, the order in which gradients arrive is the machine's own: runs are al
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
@@ -51,7 +50,7 @@ from rlplat.rl.interfaces import Result, UpdateReport, Weights
 from rlplat.rl.learning.learner import non_finite_error
 from rlplat.rl.learning.learner_group import usage_errors_as_they_are
 from rlplat.rl.learning.numpy_learning import clip_by_global_norm, optimizer_of
-from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer, ShardedParameterServer
+from rlplat.rl.learning.parameter_server import ObsMoments, ParameterClient, ParameterServer
 from rlplat.rl.learning.queue_ring import InFlight
 from rlplat.rl.normalization import OBS_MEAN, ObsNormalizer
 from rlplat.rl.policies.spec import PolicySpec, worker_threads
@@ -91,6 +90,8 @@ class A3CConfig(RMSPropConfig):
         "learner.num_gpus": Unused(_ON_CPU, is_error=True, harmless=(0,)),
     }
 
+    removed = {"num_parameter_servers": None}
+
     num_rollout_workers: int = Field(default=2, ge=0, le=10_000)
     """Processes that roll out and compute gradients; 0 (all in this process) and 1 are the synchronous A2C."""
     rollout_length: Count = 5
@@ -98,8 +99,6 @@ class A3CConfig(RMSPropConfig):
     gae_lambda: Share = 1.0
     """1: n-step returns up to the fragment's end (the paper); less: generalised advantage estimation."""
 
-    num_parameter_servers: int = Field(default=1, ge=1, le=1024)
-    """Actors that share the parameters among them."""
     max_staleness: CountOrZero = 100
     """A gradient on weights more than this many versions old is dropped; its worker gets fresh weights."""
     updates_per_report: Count = 20
@@ -144,7 +143,7 @@ class TorchA3C(ActorCriticNet):
 
 
 class A3CWorker(RolloutWorker):
-    """An actor: rolls out, computes gradients, exchanges them for fresh weights; talks to the servers directly."""
+    """An actor: rolls out, computes gradients, exchanges them for fresh weights; talks to the server directly."""
 
     def __init__(
         self,
@@ -153,7 +152,7 @@ class A3CWorker(RolloutWorker):
         worker_index: int,
         incarnation: int,
         spec: PolicySpec,
-        parameter_servers: Sequence[ActorHandle],
+        parameter_server: ActorHandle,
     ) -> None:
         self.config: A3CConfig = computation.config_class.model_validate(config)
         network_seed, _ = seed_sequences(self.config.seed, "learner")
@@ -161,14 +160,13 @@ class A3CWorker(RolloutWorker):
         self._net = computation.net(backend, self.config, spec, network_seed)
         super().__init__(config, worker_index, incarnation)
         self._shapes = {name: array.shape for name, array in self._net.trainee.weights().items()}
-        self._server = ShardedParameterServer(parameter_servers, self._shapes)
-        self._versions: tuple[int, ...] = ()
+        self._server = ParameterClient(parameter_server, self._shapes)
         self._normalize_obs = ObsNormalizer(spec.obs)
         self._learning_rewards = LearningRewards(self.config)
         self._exchange_s = 0.0
 
     def publish(self) -> dict[str, tuple[int, ...]]:
-        """Give the servers this worker's initial weights, as version 0; returns the parameters' shapes."""
+        """Give the server this worker's initial weights, as version 0; returns the parameters' shapes."""
         self._server.set_weights(0, self._net.trainee.weights())
         return self._shapes
 
@@ -179,7 +177,7 @@ class A3CWorker(RolloutWorker):
         counted.
         """
         config: Any = config_at(self.config, env_steps, self.config.stop.env_steps)
-        if not self._versions:
+        if self._version < 0:
             self._use(*self._server.latest())
         for _ in range(num_updates):
             # "repeat perform a_t ... until terminal s_t or t - t_start == t_max"
@@ -198,7 +196,7 @@ class A3CWorker(RolloutWorker):
             if config.normalize_observations and batch.env_steps:
                 beside["obs_moments"] = ObsMoments.of(batch.obs, batch.valid, self._normalize_obs)
             # "perform asynchronous update of theta using d theta"; "synchronize parameters theta' = theta"
-            self._use(*self._server.apply_gradients(gradients, self._versions, **beside))
+            self._use(*self._server.apply_gradients(gradients, self._version, **beside))
             self._exchange_s = perf_counter() - computed
 
     def _gradients(self, batch: SampleBatch, config: Any) -> tuple[Weights | None, dict[str, float]]:
@@ -220,18 +218,17 @@ class A3CWorker(RolloutWorker):
         if not math.isfinite(norm):
             bad = [name for name, gradient in gradients.items() if not np.isfinite(gradient).all()]
             place = f"of rollout worker {self.worker_index}"
-            raise non_finite_error(rollout.columns, stats, bad, place=place, version=self._versions[0])
+            raise non_finite_error(rollout.columns, stats, bad, place=place, version=self._version)
         explained = rollout.explained_variance()
         if math.isfinite(explained):
             stats["explained_variance"] = explained
         stats["gradient_norm"] = norm
         return gradients, {f"learner/{name}": number for name, number in stats.items()}
 
-    def _use(self, versions: tuple[int, ...], weights: Weights) -> None:
+    def _use(self, version: int, weights: Weights) -> None:
         """For acting and for the next gradient the same weights and statistics."""
-        self._versions = versions
         self._net.trainee.set_weights(weights)
-        self.set_weights(versions[0], weights)
+        self.set_weights(version, weights)
         self._normalize_obs.set_weights(weights)
         self._is_measured = OBS_MEAN in weights or not self.config.normalize_observations
 
@@ -239,10 +236,10 @@ class A3CWorker(RolloutWorker):
         return super().get_state() | {"reward_normalizer": self._learning_rewards.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there, with the weights that the servers have when it learns next."""
+        """Go on from there, with the weights that the server has when it learns next."""
         super().set_state(state)
         self._learning_rewards.set_state(state["reward_normalizer"])
-        self._versions = ()
+        self._version = -1
 
     def scale_rewards_as(self, reward_normalizer: dict[str, Any]) -> None:
         """With another worker's statistics, without its episodes."""
@@ -263,21 +260,18 @@ class A3C(OnPolicy[A3CConfig]):
     losses = ("loss",)
 
     def setup(self) -> None:
-        """Parameter servers, then workers; returns when the first weights are published."""
+        """The parameter server, then workers; returns when the first weights are published."""
         config, (spec,) = self.config, self.look()
         self.in_flight = self.add(InFlight())
         self._learning: set[int] = set()  # slots of the workers that have a call
-        servers = [
-            self.start(ParameterServer, optimizer_of(config), config.max_staleness)
-            for _ in range(config.num_parameter_servers)
-        ]
+        server = self.start(ParameterServer, optimizer_of(config), config.max_staleness)
         worker = spread(self.learner_class, self.settings)
         self.workers = self.start_workers(
-            lambda *place: worker.remote(self.computation, self.settings, *place, spec, servers)
+            lambda *place: worker.remote(self.computation, self.settings, *place, spec, server)
         )
         with usage_errors_as_they_are():
             shapes = rlplat.get(self.workers.handles[0].publish.remote())
-        self.learners = self.saved["learner"] = ShardedParameterServer(servers, shapes)
+        self.learners = self.saved["learner"] = ParameterClient(server, shapes)
         self._not_saved = self.workers.not_saved()  # asked now: later they are busy
 
     @property

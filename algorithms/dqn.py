@@ -77,7 +77,8 @@ class DQNConfig(OffPolicyConfig):
         **DISCRETE,
     }
     fixed_on_resume = (*OffPolicyConfig.fixed_on_resume, *(field.name for field in fields(QSpec)))
-    shapes_replay = (*OffPolicyConfig.shapes_replay, "clip_rewards", "frame_stacks", "prioritized", "priority_alpha")
+    removed = {"frame_stacks": True}
+    shapes_replay = (*OffPolicyConfig.shapes_replay, "clip_rewards", "prioritized", "priority_alpha")
 
     policy: QPolicyConfig = Field(default_factory=QPolicyConfig)
     evaluation: QEvaluationConfig = Field(default_factory=QEvaluationConfig)
@@ -107,8 +108,6 @@ class DQNConfig(OffPolicyConfig):
     head_hidden_size: int = Field(default=0, ge=0, le=1_000_000)
     """Width of a hidden layer in each head, 0: none; Rainbow's CNN has 512."""
 
-    frame_stacks: bool = True
-    """Keep each frame of an image stack [C, H, W] or [T, H, W, C] once; no stack is kept as it is either way."""
     prioritized: bool = False
     """Draw in proportion to the error."""
     priority_alpha: float = Field(default=0.6, gt=0.0, le=1.0)
@@ -410,5 +409,4 @@ class DQN(OffPolicy[DQNConfig]):
             super().replay_shape(spec, num_columns),
             alpha=config.priority_alpha if config.prioritized else 0.0,
             clip_rewards=config.clip_rewards,
-            frame_stacks=config.frame_stacks,
         )

@@ -111,6 +111,7 @@ class ESConfig(AlgorithmConfig):
         "policy.share_encoder": Unused("es has no value network"),
         "random_start_steps": Unused("es plays whole episodes", is_error=True),
     }
+    removed = {"sample_actions": False}
     fixed_on_resume = (*AlgorithmConfig.fixed_on_resume, "optimizer", "linear_policy")
 
     population_size: Count = 64
@@ -139,8 +140,6 @@ class ESConfig(AlgorithmConfig):
     """Share of the episodes whose observations are gathered for that."""
     linear_policy: bool = False
     """No hidden layers, zeros to start from; policy.hidden_sizes is not used."""
-    sample_actions: bool = False
-    """Discrete actions: draw them from softmax(outputs); false: the largest output."""
 
     num_envs_per_worker: int = Field(default=32, ge=1, le=100_000)
     """Perturbations that a rollout worker plays side by side."""
@@ -183,8 +182,7 @@ class ESWorker(EnvWorker):
         num_envs = min(self.config.num_envs_per_worker, num_episodes)
         self._env = self.make_envs(config, worker_index, num_envs, seeds_each=True)
         self._shape = mlp_shape(self.config, self._env.spec)
-        draws = self.config.sample_actions
-        self._mlps = PerturbedMLPs(self._shape, num_envs, self._noise, sample_actions=draws)
+        self._mlps = PerturbedMLPs(self._shape, num_envs, self._noise)
         self._episodes = PerturbedEpisodes(self._env, self._mlps)
 
     def sample(self, latest: tuple[int, Weights]) -> Returns:
@@ -208,9 +206,9 @@ class ESWorker(EnvWorker):
     def _chance(self, version: int, place: int, half: int, gathers_all: bool) -> EpisodeChance:
         """Of the episode at this place of the population; both halves of a pair meet the same environment."""
         env_seed, *of_halves = seed_of(self.config.seed, "episodes", version, place).spawn(3)
-        rng = np.random.default_rng(of_halves[half])
-        is_gathered = gathers_all or bool(rng.random() < self.config.obs_gathering_probability)
-        return EpisodeChance(env_seed, rng, is_gathered and self.config.normalize_observations)
+        drawn = np.random.default_rng(of_halves[half]).random()
+        is_gathered = gathers_all or bool(drawn < self.config.obs_gathering_probability)
+        return EpisodeChance(env_seed, is_gathered and self.config.normalize_observations)
 
 
 def mlp_shape(config: ESConfig, spaces: SpaceSpec) -> MLPShape:
@@ -381,8 +379,7 @@ class ES(Algorithm[ESConfig]):
     @staticmethod
     def make_policy(settings: dict[str, Any], spaces: SpaceSpec, seed: np.random.SeedSequence) -> Policy:
         """Acts with unperturbed weights."""
-        config = ESConfig.among(settings)
-        return MLPPolicy(mlp_shape(config, spaces), seed, sample_actions=config.sample_actions)
+        return MLPPolicy(mlp_shape(ESConfig.among(settings), spaces), seed)
 
 
 def preflight(config: ESConfig) -> SpaceSpec:

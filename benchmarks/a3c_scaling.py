@@ -1,7 +1,7 @@
 """A3C: gradient updates per second against the number of workers, with the time a worker waits for its weights.
 
     ./scripts/bench a3c_scaling --json a3c.jsonl --markdown benchmarks/results/a3c_scaling.md
-    python -m benchmarks.a3c_scaling --rows cartpole --workers 1 2 4 --servers 1 2
+    python -m benchmarks.a3c_scaling --rows cartpole --workers 1 2 4
 
 A figure is taken after a warm-up, in a process of its own, from the parameter server's count of applied gradients. It
 should grow with the workers until the cores are full; beyond that staleness grows instead.
@@ -40,22 +40,15 @@ def main() -> None:
     samples: list[Sample] = []
     for repeat in range(options.repeats):
         for task in options.rows:
-            for num_servers in options.servers:
-                for num_workers in options.workers:
-                    case = f"{task}, {num_workers} workers, {num_servers} servers"
-                    print(f"repeat {repeat + 1} of {options.repeats}: {case}", file=sys.stderr, flush=True)
-                    asked = {
-                        "task": task,
-                        "num_workers": num_workers,
-                        "num_servers": num_servers,
-                        "warm_up_s": warm_up_s,
-                        "seconds": seconds,
-                    }
-                    command = [sys.executable, "-m", "benchmarks.a3c_scaling", "--measure", json.dumps(asked)]
-                    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-                    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-                    row = f"{NAMES[task]}; workers x servers {num_workers} x {num_servers}: " + " / ".join(figures)
-                    samples += [Sample("rlplat", row, part, part, value) for part, value in figures.items()]
+            for num_workers in options.workers:
+                case = f"{task}, {num_workers} workers"
+                print(f"repeat {repeat + 1} of {options.repeats}: {case}", file=sys.stderr, flush=True)
+                asked = {"task": task, "num_workers": num_workers, "warm_up_s": warm_up_s, "seconds": seconds}
+                command = [sys.executable, "-m", "benchmarks.a3c_scaling", "--measure", json.dumps(asked)]
+                done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+                figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+                row = f"{NAMES[task]}; workers {num_workers}: " + " / ".join(figures)
+                samples += [Sample("rlplat", row, part, part, value) for part, value in figures.items()]
     notes = ["a --quick run: the figures mean nothing"] if options.quick else []
     notes.append("One update is one gradient applied by the parameter server; the exchange is a worker's wait for it.")
     Report("A3C scaling", ["rlplat"], summarize(samples), set(), hardware(PACKAGES), notes).publish(
@@ -72,13 +65,12 @@ def build_parser() -> argparse.ArgumentParser:
     add_output_options(parser, [])
     parser.add_argument("--rows", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 3, 4, 8], metavar="N")
-    parser.add_argument("--servers", nargs="+", type=int, default=[1], metavar="N")
     parser.add_argument("--seconds", type=float, default=10.0, help="of measuring, for each figure")
     parser.add_argument("--measure", metavar="JSON", help=argparse.SUPPRESS)
     return parser
 
 
-def measure(task: str, num_workers: int, num_servers: int, warm_up_s: float, seconds: float) -> dict[str, float]:
+def measure(task: str, num_workers: int, warm_up_s: float, seconds: float) -> dict[str, float]:
     """The figures of one case, in this process."""
     from rlplat.algorithms.a3c import A3C, A3CConfig
 
@@ -86,7 +78,6 @@ def measure(task: str, num_workers: int, num_servers: int, warm_up_s: float, sec
         SETTINGS[task]
         | {
             "num_rollout_workers": num_workers,
-            "num_parameter_servers": num_servers,
             "max_staleness": 10_000,
             "stop": {"env_steps": 1_000_000_000},
         }

@@ -16,7 +16,7 @@ from rlplat.rl.interfaces import Policy
 from rlplat.rl.policies.bounded_actor import ActionScale, BoundedActor
 from rlplat.rl.policies.perturbed_mlp import MLPPolicy
 from rlplat.rl.spaces import ActionSpec, SpaceSpec, action_leaves, obs_leaves
-from rlplat.rl.torch.action_distributions import ActionDistribution, normal_to_gumbel
+from rlplat.rl.torch.action_distributions import ActionDistribution
 from rlplat.rl.torch.agent_module import AgentModule
 from rlplat.rl.torch.continuous_control import squashed_sample
 
@@ -124,12 +124,9 @@ class _MLPChoice(nn.Module):
         self.network, self.is_discrete = network, policy.shape.is_discrete
 
     def forward(self, obs: Any, state: Tensor | None, noise: Tensor | None) -> tuple[Tensor, Tensor, dict]:
-        params = drawn = self.network(obs)
-        if noise is not None:
-            drawn = params + normal_to_gumbel(noise)
-        if self.is_discrete:
-            return drawn.argmax(dim=1), params.argmax(dim=1), {"params": params}
-        return drawn, params, {"params": params}
+        params = self.network(obs)
+        actions = params.argmax(dim=1) if self.is_discrete else params
+        return actions, actions, {"params": params}
 
 
 class _ActorChoice(nn.Module):
@@ -162,9 +159,7 @@ class _ActorChoice(nn.Module):
 def choice_outputs(module: AgentModule, policy: Any) -> tuple[tuple[str, ...], int]:
     """(the outputs beside the actions, the size of the noise) of a trained agent."""
     if isinstance(policy, MLPPolicy):
-        places = list(policy.shape.places.values())
-        draws = policy.sample_actions and policy.shape.is_discrete
-        return ("params",), places[-1][0][0] if draws else 0
+        return ("params",), 0
     if isinstance(policy, BoundedActor):
         log_prob = ("log_prob",) if policy.actor.kind == "squashed_gaussian" else ()
         return ("params", *log_prob), policy.spec.action.flat_size

@@ -225,6 +225,8 @@ class AlgorithmConfig(Section):
     same."""
     needs_figures: ClassVar[Mapping[str, str]] = {}
     """Settings -> the number among those of the loss that they look at: a loss of the user's own has to give it."""
+    removed: ClassVar[Mapping[str, Any]] = {}
+    """Settings of earlier versions that a run's own config.yaml may have -> with which value; None: with any."""
     shapes_replay: ClassVar[tuple[str, ...]] = ()
     """What the replay in a checkpoint is shaped by: the same, or save_replay=false, and it begins empty."""
 

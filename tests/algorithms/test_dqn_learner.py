@@ -94,7 +94,6 @@ def make_learner(server: Any, spaces: SpaceSpec = VECTOR, **settings: Any) -> DQ
         n_step=config.n_step,
         discount=config.discount,
         alpha=config.priority_alpha if config.prioritized else 0.0,
-        frame_stacks=True,
         **sequences,
     )
     learner = DQNLearner(computation_of(algorithm), config.model_dump(), spec, server, replay)

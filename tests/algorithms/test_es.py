@@ -112,7 +112,6 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(runtime: None, optimi
     """Bit for bit, metric lines included; what was saved goes through the files of a checkpoint."""
     settings = {
         "optimizer": optimizer,
-        "sample_actions": True,
         "weight_decay": 0.01,
     }
     with make(**settings) as whole:

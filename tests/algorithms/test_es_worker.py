@@ -125,7 +125,7 @@ def test_the_same_version_is_the_same_whoever_plays_it_and_whatever_came_before(
 @pytest.mark.parametrize(
     ("env", "settings"),
     [
-        ("CartPole-v1", {"sample_actions": True, "population_size": 7}),
+        ("CartPole-v1", {"population_size": 7}),
         ("Pendulum-v1", {"env_kwargs": {"max_episode_steps": 20}, "episodes_per_perturbation": 2}),
         ("RandomLengthEnv", {}),
     ],

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = ("rlplat/rl", "rlplat/tune", "algorithms")
-KEEP_WAITING = {"ParameterServer", "OpponentPool", "join_weights", "_join_answers", "_reduce", "_nothing"}
+KEEP_WAITING = {"ParameterServer", "OpponentPool", "join_weights", "_unpacked", "_reduce", "_nothing"}
 """What may be started without `spread`: actors that mostly wait, and short tasks."""
 LOCAL = {
     "rlplat/rl/policies/spec.py": "cpu_share: called in the process that will have the threads",

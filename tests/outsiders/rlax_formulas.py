@@ -124,7 +124,6 @@ def test_replayed_n_step_returns(rlax: Any) -> None:
         discount=DISCOUNT,
         alpha=0.0,
         clip_rewards=False,
-        frame_stacks=False,
     )
     replay: Any = make_replay(
         shape, ObsSpec("vector", (1,), "float32"), ActionSpec("discrete", n=2), np.random.SeedSequence(0)

@@ -1,20 +1,9 @@
 """`ParameterServer`: the newest weights, by version, for whoever is behind; it can also apply gradients itself.
-
-`ShardedParameterServer`: the client's side of parameters that are spread over several `ParameterServer` actors.
-
-    server = ShardedParameterServer([first, second], shapes)    # actor handles; one alone is the plain case
-    versions, weights = server.latest()
-    versions, weights = server.apply_gradients(gradients, versions, learning_rate=7e-4, report=report)
-
-All elements of all parameters, in order of name, are one long line that is cut into equal parts, one for each server,
-as in a ring all-reduce: whole tensors would not balance (95 % of the Nature CNN's weights are in one matrix), and one
-array travels faster than many. Servers work element by element, so that the cuts change no number; each has a version
-of its own.
-"""
+`ParameterClient` is how those who send it gradients speak to it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -239,95 +228,71 @@ class UpdateLedger:
         self._applied, self._dropped, self._skipped, self._max_staleness = map(int, state["outcomes"])
 
 
-Versions = tuple[int, ...]
-"""One for each server."""
 Shapes = dict[str, tuple[int, ...]]
 """Of the parameters, by name."""
-PART = "part"
-"""The name under which a server has its part of the line."""
+LINE = "line"
+"""The name under which the server has all of them."""
 
 
 class Line:
-    """Where each parameter stands in the line, and where the line is cut; parts differ by one element at most."""
+    """All elements of all parameters, in order of name, as one array, which travels faster than many."""
 
-    def __init__(self, shapes: Shapes, num_parts: int) -> None:
+    def __init__(self, shapes: Shapes) -> None:
         self._shapes = [(name, shapes[name]) for name in sorted(shapes)]
-        self._sizes = [int(np.prod(shape, dtype=np.int64)) for _, shape in self._shapes]
-        total = sum(self._sizes)
-        self._cuts = [(total * i // num_parts, total * (i + 1) // num_parts) for i in range(num_parts)]
 
-    def split(self, arrays: Weights) -> list[Weights]:
-        """float32 by name -> for each part {PART: float32[its size]}; copies. Raises CheckpointError where one does not
-        fit: the others would be shifted."""
+    def pack(self, arrays: Weights) -> Weights:
+        """float32 by name -> {LINE: float32[all]}, a copy. Raises CheckpointError where one does not fit: the others
+        would be shifted."""
         for name, shape in self._shapes:
             if name not in arrays or arrays[name].shape != shape:
                 found = f"have shape {arrays[name].shape}" if name in arrays else "are not there"
                 raise CheckpointError(f"weights {name!r} {found}, the network of the config has {shape}")
-        line = np.concatenate([arrays[name].reshape(-1) for name, _ in self._shapes])
-        return [{PART: line[start:stop]} for start, stop in self._cuts]
+        return {LINE: np.concatenate([arrays[name].reshape(-1) for name, _ in self._shapes])}
 
-    def join(self, parts: Sequence[Weights]) -> Weights:
-        """Put together again what `split` cut, as views of one array where there is one part; what else comes with the
-        parts (normaliser statistics) comes along."""
-        lines = [part[PART] for part in parts]
-        line = lines[0] if len(lines) == 1 else np.concatenate(lines)
-        whole: Weights = {}
-        start = 0
-        for (name, shape), size in zip(self._shapes, self._sizes, strict=True):
+    def unpack(self, packed: Weights) -> Weights:
+        """What `pack` made one of, as views; what else comes with it (normaliser statistics) comes along."""
+        line, start, whole = packed[LINE], 0, Weights()
+        for name, shape in self._shapes:
+            size = math.prod(shape)
             whole[name] = line[start : start + size].reshape(shape)
             start += size
-        for part in parts:
-            whole |= {name: array for name, array in part.items() if name != PART}
-        return whole
+        return whole | {name: array for name, array in packed.items() if name != LINE}
 
 
-class ShardedParameterServer:
-    """Talks to all servers at once, and shows them as one."""
+class ParameterClient:
+    """The server as workers and the driver see it: weights by name, which travel as one `Line`.
 
-    def __init__(self, servers: Sequence[ActorHandle], shapes: Shapes) -> None:
-        self.servers = list(servers)
-        self._line = Line(shapes, len(servers))
+    parameters = ParameterClient(server, shapes)
+    version, weights = parameters.latest()
+    version, weights = parameters.apply_gradients(gradients, version, learning_rate=7e-4, report=report)
+    """
 
-    def latest(self) -> tuple[Versions, Weights]:
+    def __init__(self, server: ActorHandle, shapes: Shapes) -> None:
+        self.server = server
+        self._line = Line(shapes)
+
+    def latest(self) -> tuple[int, Weights]:
         """The newest weights, whoever brought them about."""
-        answers = rlplat.get([server.latest.remote() for server in self.servers])
-        assert None not in answers, "parameter servers are given their first weights before anybody asks for them"
-        return self._together(answers)
+        version, packed = rlplat.get(self.server.latest.remote())
+        return version, self._line.unpack(packed)
 
     def weights(self) -> ObjectRef:
-        """A ref to (version of the first server, weights): pinned, and not passing through the caller."""
-        answers = [server.latest.remote() for server in self.servers]
-        return rlplat.remote(_join_answers).options(num_cpus=0).remote(self._line, *answers)
+        """A ref to (version, weights): pinned, and not passing through the caller."""
+        return rlplat.remote(_unpacked).options(num_cpus=0).remote(self._line, self.server.latest.remote())
 
     def set_weights(self, version: int, weights: Weights) -> None:
-        parts = self._line.split(weights)
-        rlplat.get([s.set_weights.remote(version, part) for s, part in zip(self.servers, parts, strict=True)])
+        rlplat.get(self.server.set_weights.remote(version, self._line.pack(weights)))
 
-    def apply_gradients(
-        self,
-        gradients: Weights | None,
-        versions: Versions,
-        *,
-        learning_rate: float,
-        report: UpdateReport | None = None,
-        obs_moments: ObsMoments | None = None,
-    ) -> tuple[Versions, Weights]:
-        """Every server gets its part, the first one the report and the moments as well; fresh weights from all.
-
-        Each decides by its own version whether its part is too old, so a gradient may be dropped in part.
-        """
-        nothing: list[Weights | None] = [None] * len(self.servers)
-        parts = nothing if gradients is None else self._line.split(gradients)
-        answers: list[ObjectRef] = []
-        for server, part, version in zip(self.servers, parts, versions, strict=True):
-            extras = {} if answers else {"report": report, "obs_moments": obs_moments}
-            answers.append(server.apply_gradients.remote(part, version, learning_rate=learning_rate, **extras))
-        return self._together(rlplat.get(answers))
+    def apply_gradients(self, gradients: Weights | None, version: int, **more: Any) -> tuple[int, Weights]:
+        """`ParameterServer.apply_gradients`."""
+        packed = None if gradients is None else self._line.pack(gradients)
+        version, fresh = rlplat.get(self.server.apply_gradients.remote(packed, version, **more))
+        return version, self._line.unpack(fresh)
 
     def take_report(self) -> UpdateReport:
-        """Of the first server, to which all reports go. Raises as `require_alive` does."""
+        """Raises as `require_alive` does."""
         try:
-            report: UpdateReport = rlplat.get(self.servers[0].take_report.remote())
+            report: UpdateReport = rlplat.get(self.server.take_report.remote())
         except ActorDied:
             self.require_alive()
             raise
@@ -335,70 +300,40 @@ class ShardedParameterServer:
 
     def require_alive(self) -> None:
         """Nobody else has what a parameter server had: its death ends the run, in words."""
-        for index, server in enumerate(self.servers):
-            try:
-                rlplat.get(server.version.remote())
-            except RlplatError as death:
-                raise ActorDied(
-                    f"parameter server {index} of {len(self.servers)} died, and what was learnt since the last "
-                    f"checkpoint with it ({death}). Go on from there: rlplat train --resume RUN_DIRECTORY"
-                ) from death
+        try:
+            rlplat.get(self.server.version.remote())
+        except RlplatError as death:
+            raise ActorDied(
+                f"the parameter server died, and what was learnt since the last checkpoint with it ({death}). Go on "
+                "from there: rlplat train --resume RUN_DIRECTORY"
+            ) from death
 
     def get_state(self) -> dict[str, Any]:
-        """All servers' states as one: another number of servers can go on with it."""
-        states: list[dict[str, Any]] = rlplat.get([server.get_state.remote() for server in self.servers])
-        weights = [state["weights"] for state in states]
-        slots = {
-            slot: self._join_slot(weights, [state["optimizer"]["slots"][slot] for state in states])
-            for slot in states[0]["optimizer"]["slots"]
-        }
+        """The server's, by name."""
+        state: dict[str, Any] = rlplat.get(self.server.get_state.remote())
+        optimizer = state.pop("optimizer")
         return {
-            "versions": [state["version"] for state in states],
-            "weights": self._line.join(weights),
-            "optimizer_steps": [state["optimizer"]["steps"] for state in states],
-            "optimizer_slots": slots,
-            "obs_statistics": states[0]["obs_statistics"],
-            "beside": states[0]["beside"],
-            "ledger": states[0]["ledger"],
+            "versions": [state.pop("version")],
+            "optimizer_steps": [optimizer["steps"]],
+            "optimizer_slots": {
+                slot: self._line.unpack(packed) if packed else {} for slot, packed in optimizer["slots"].items()
+            },
+            **state,
+            "weights": self._line.unpack(state["weights"]),
         }
-
-    def _join_slot(self, weights: Sequence[Weights], parts: Sequence[Weights]) -> Weights:
-        """A server that has not stepped yet has no statistics: zeros, with which they begin."""
-        if not any(parts):
-            return {}
-        known = [part or {PART: np.zeros_like(each[PART])} for each, part in zip(weights, parts, strict=True)]
-        return self._line.join(known)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Where there are more or fewer servers than were saved, the highest version and count hold for all."""
-        num_servers = len(self.servers)
-        versions, steps = state["versions"], state["optimizer_steps"]
-        if len(versions) != num_servers:
-            versions, steps = [max(versions)] * num_servers, [max(steps)] * num_servers
-        slots: dict[str, list[Weights]] = {
-            slot: self._line.split(arrays) if arrays else [{} for _ in self.servers]
-            for slot, arrays in state["optimizer_slots"].items()
+        """Earlier versions saved several servers, each with its version: the highest one counts."""
+        slots = {slot: self._line.pack(arrays) if arrays else {} for slot, arrays in state["optimizer_slots"].items()}
+        own = {
+            "version": max(state["versions"]),
+            "weights": self._line.pack(state["weights"]),
+            "optimizer": {"slots": slots, "steps": max(state["optimizer_steps"])},
+            "obs_statistics": state["obs_statistics"],
+            "ledger": state["ledger"],
         }
-        weights = self._line.split(state["weights"])
-        states = [
-            {
-                "version": versions[i],
-                "weights": weights[i],
-                "optimizer": {
-                    "slots": {slot: arrays[i] for slot, arrays in slots.items()},
-                    "steps": steps[i],
-                },
-                "obs_statistics": None if i else state["obs_statistics"],
-                "ledger": None if i else state["ledger"],
-            }
-            for i in range(num_servers)
-        ]
-        rlplat.get([s.set_state.remote(each) for s, each in zip(self.servers, states, strict=True)])
-
-    def _together(self, answers: Sequence[tuple[int, Weights]]) -> tuple[Versions, Weights]:
-        versions = tuple(version for version, _ in answers)
-        return versions, self._line.join([weights for _, weights in answers])
+        rlplat.get(self.server.set_state.remote(own))
 
 
-def _join_answers(line: Line, *answers: tuple[int, Weights]) -> tuple[int, Weights]:
-    return answers[0][0], line.join([weights for _, weights in answers])
+def _unpacked(line: Line, answer: tuple[int, Weights]) -> tuple[int, Weights]:
+    return answer[0], line.unpack(answer[1])

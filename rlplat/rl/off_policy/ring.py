@@ -119,7 +119,6 @@ class OffPolicy(Algorithm[AnyConfig]):
             num_lanes=max(1, config.num_rollout_workers) * num_columns,
             n_step=config.n_step,
             discount=config.discount,
-            frame_stacks=True,
             hindsight=hindsight_of(config),
         )
 

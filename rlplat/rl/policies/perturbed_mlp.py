@@ -3,7 +3,7 @@
     shape = MLPShape(spaces, hidden_sizes=(16,), activation="tanh")
     mlps = PerturbedMLPs(shape, num_slots=32, noise=table)
     mlps.set_weights(weights)
-    mlps.load(3, index=1_234_567, scale=-0.05, rng=rng)         # slot 3 acts with theta - 0.05 * noise from there on
+    mlps.load(3, index=1_234_567, scale=-0.05)                  # slot 3 acts with theta - 0.05 * noise from there on
     actions = mlps.act(obs)                                     # row b of obs through network b
 
 `MLPPolicy` is the same network unperturbed, one for all rows, as an `interfaces.Policy`.
@@ -128,20 +128,11 @@ class MLPShape:
 class PerturbedMLPs:
     """B networks side by side, network b for row b: matrices [B, out, in] times observations [B, in]."""
 
-    def __init__(
-        self,
-        shape: MLPShape,
-        num_slots: int,
-        noise: NoiseTable,
-        *,
-        sample_actions: bool = False,
-    ) -> None:
+    def __init__(self, shape: MLPShape, num_slots: int, noise: NoiseTable) -> None:
         self._shape, self._noise = shape, noise
         self._theta = np.zeros(shape.num_params, np.float32)
         self._params = np.zeros((num_slots, shape.num_params), np.float32)
         self._layers = shape.split(self._params)
-        self._rngs = [np.random.default_rng(0)] * num_slots
-        self._sample_actions = sample_actions
         self._normalize = ObsNormalizer()
 
     def set_weights(self, weights: Weights) -> None:
@@ -149,9 +140,8 @@ class PerturbedMLPs:
         self._theta = self._shape.flat(weights)
         self._normalize.set_weights(weights)
 
-    def load(self, slot: int, index: int, scale: float, rng: np.random.Generator) -> None:
-        """From now on `slot` acts with theta + scale * (the noise at `index`), and draws from `rng` if it draws."""
-        self._rngs[slot] = rng
+    def load(self, slot: int, index: int, scale: float) -> None:
+        """From now on `slot` acts with theta + scale * (the noise at `index`)."""
         row = self._params[slot]
         np.multiply(self._noise.slice(index, self._shape.num_params), np.float32(scale), out=row)
         row += self._theta
@@ -159,27 +149,16 @@ class PerturbedMLPs:
     def act(self, obs: Array) -> Array:
         """obs: [B, ...] -> int64[B] or float32[B, A]."""
         x = forward(_features(self._normalize, obs), self._layers, self._shape.activation)
-        if not self._shape.is_discrete:
-            return x
-        if not self._sample_actions:
-            return choose(x)
-        return np.concatenate([choose(row[None], rng) for row, rng in zip(x, self._rngs, strict=True)])
+        return x.argmax(axis=1) if self._shape.is_discrete else x
 
 
 class MLPPolicy(Stateless):
     """One network for all rows: evaluates and plays. There is no critic: log_probs and values are zeros."""
 
-    def __init__(
-        self,
-        shape: MLPShape,
-        seed: np.random.SeedSequence,
-        *,
-        sample_actions: bool = False,
-    ) -> None:
+    def __init__(self, shape: MLPShape, seed: np.random.SeedSequence) -> None:
         self.shape = shape
         super().__init__(seed)
         self._layers: list[Layer] = []
-        self.sample_actions = sample_actions
         self._normalize = ObsNormalizer()
 
     def set_weights(self, weights: Weights) -> None:
@@ -187,11 +166,10 @@ class MLPPolicy(Stateless):
         self._normalize.set_weights(weights)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> PolicyOutput:
-        """`deterministic`: the largest output."""
+        """Its own actions, `deterministic` or not."""
         assert isinstance(obs, np.ndarray)
         x = forward(_features(self._normalize, obs), self._layers, self.shape.activation)
-        rng = self._rng if self.sample_actions and not deterministic else None
-        actions = choose(x, rng) if self.shape.is_discrete else x
+        actions = x.argmax(axis=1) if self.shape.is_discrete else x
         zeros = np.zeros(len(obs), np.float32)
         return PolicyOutput(actions, zeros, zeros)
 
@@ -205,11 +183,3 @@ def _features(normalize: ObsNormalizer, obs: Array) -> Array:
     """float32[B, inputs]"""
     features = np.asarray(normalize(obs), np.float32)
     return features.reshape(len(obs), -1)
-
-
-def choose(outputs: Array, rng: np.random.Generator | None = None) -> Array:
-    """outputs: float32[B, n] -> int64[B]: drawn from softmax(outputs), or without a generator the largest."""
-    if rng is not None:
-        # Gumbel-max: argmax(outputs + G) is a draw from softmax(outputs), and -log(Exponential) is such a G.
-        outputs = outputs - np.log(rng.standard_exponential(outputs.shape))
-    return outputs.argmax(axis=1)

@@ -420,7 +420,6 @@ class ReplayShape:
     discount: float
     alpha: float = 0.0
     clip_rewards: bool = False
-    frame_stacks: bool = False
     burn_in: int = 0
     unroll: int = 0
     """Rows of a sequence that are learnt from; 0: single transitions."""
@@ -458,7 +457,6 @@ def make_replay(
         n_step=shape.n_step,
         discount=shape.discount,
         clip_rewards=shape.clip_rewards,
-        frame_stacks=shape.frame_stacks,
     )
     if not shape.unroll:
         return ReplayBuffer(store, alpha=shape.alpha, seed=seed, hindsight=shape.hindsight)
@@ -487,7 +485,7 @@ def bytes_of_replay(shape: ReplayShape, obs: ObsSpec | dict[str, ObsSpec]) -> in
     num_bytes = 0
     for leaf in obs_leaves(obs).values():
         size = leaf.flat_size
-        if num_new := new_frames(leaf, frame_stacks=shape.frame_stacks):
+        if num_new := new_frames(leaf):
             size = size // leaf.shape[0] * num_new
         num_bytes += size * np.dtype(leaf.dtype).itemsize
     return shape.capacity * (num_bytes + BYTES_BESIDE_OBS)

@@ -233,10 +233,10 @@ class FrameStorage:
         return taken
 
 
-def new_frames(leaf: ObsSpec, *, frame_stacks: bool) -> int:
+def new_frames(leaf: ObsSpec) -> int:
     """How many images of a leaf's first axis are new in each observation; 0: all, or there is no such axis. What random
     steps showed before the run (`ObsSpec.renewed`), else a guess: three channels, or threes of them, are colours."""
-    if not frame_stacks or leaf.kind != "image" or leaf.layout == "HWC":
+    if leaf.kind != "image" or leaf.layout == "HWC":
         return 0
     num_frames = leaf.shape[0]
     if leaf.renewed:
@@ -248,10 +248,7 @@ def new_frames(leaf: ObsSpec, *, frame_stacks: bool) -> int:
     return 1 if num_frames % 3 else 3
 
 
-def make_storage(
-    leaf: ObsSpec, num_lanes: int, lane_capacity: int, *, frame_stacks: bool
-) -> PlainStorage | FrameStorage:
-    num_new = new_frames(leaf, frame_stacks=frame_stacks)
-    if num_new:
+def make_storage(leaf: ObsSpec, num_lanes: int, lane_capacity: int) -> PlainStorage | FrameStorage:
+    if num_new := new_frames(leaf):
         return FrameStorage(leaf, num_lanes, lane_capacity, num_new)
     return PlainStorage(leaf, num_lanes, lane_capacity)

@@ -54,17 +54,13 @@ class StepStore:
         n_step: int,
         discount: float,
         clip_rewards: bool = False,
-        frame_stacks: bool = True,
     ) -> None:
-        """clip_rewards: learn from their sign; frame_stacks: keep each frame of an image stack once."""
+        """clip_rewards: learn from their sign."""
         assert lane_capacity > n_step + 1, f"a lane of {lane_capacity} rows has no room for {n_step} steps"
         self.num_lanes, self.lane_capacity, self.n_step = num_lanes, lane_capacity, n_step
         num_rows = num_lanes * lane_capacity
         self.is_tree = isinstance(obs, dict)
-        self._storages = {
-            path: make_storage(leaf, num_lanes, lane_capacity, frame_stacks=frame_stacks)
-            for path, leaf in obs_leaves(obs).items()
-        }
+        self._storages = {path: make_storage(leaf, num_lanes, lane_capacity) for path, leaf in obs_leaves(obs).items()}
         self._clip_rewards = clip_rewards
         self.powers = discount ** np.arange(n_step + 1)
         """float64[n_step + 1]: discount^m"""

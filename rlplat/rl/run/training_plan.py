@@ -148,7 +148,8 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
     layer = load_yaml(path)
     recorded = layer.values.pop("code", None)
     notes: list[str] = []
-    if recorded is not None or (path.name == "config.yaml" and (path.parent / "checkpoints").is_dir()):
+    is_of_run = recorded is not None or (path.name == "config.yaml" and (path.parent / "checkpoints").is_dir())
+    if is_of_run:
         given = {key for over in layers for key in over.values if key == "env"}
         kept = {key: value for key, value in layer.values.items() if key not in given}
         found, notes = find_code(kept, recorded or {}, path.parent)
@@ -168,6 +169,10 @@ def plan_from_file(path: Path, layers: Sequence[Layer], algo: str | None = None)
     if name is None:
         raise ConfigError(f"{path} does not say its algorithm: add a line `algo: ppo`, or give --algo ppo")
     algorithm_class, name = load_algorithm(name), announced_name(name)
+    removed = getattr(algorithm_class.config_class, "removed", {}) if is_of_run else {}
+    for key, value in removed.items():
+        if value in (None, layer.values.get(key)):
+            layer.values.pop(key, None)
     config = resolve(algorithm_class.config_class, [layer, *layers], owners_of)
     origins = merge([layer, *layers]).origins
     return TrainingPlan(

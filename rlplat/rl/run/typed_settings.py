@@ -245,19 +245,6 @@ class OffPolicySettings(AdamWSettings, total=False):
     target_tau: float
 
 
-class IQLSettings(BCSettings, total=False):
-    critic_learning_rate: ScheduleSetting | None
-    expectile: float
-    temperature: float
-    max_advantage_weight: float
-    target_tau: float
-
-
-class ContinuousSettings(OffPolicySettings, total=False):
-    random_shift: int
-    critic_learning_rate: ScheduleSetting | None
-
-
 class ESSettings(CommonSettings, EvaluatedSettings, total=False):
     policy: PolicySettings | PolicyConfig
     population_size: int
@@ -271,7 +258,19 @@ class ESSettings(CommonSettings, EvaluatedSettings, total=False):
     normalize_observations: bool
     obs_gathering_probability: float
     linear_policy: bool
-    sample_actions: bool
+
+
+class IQLSettings(BCSettings, total=False):
+    critic_learning_rate: ScheduleSetting | None
+    expectile: float
+    temperature: float
+    max_advantage_weight: float
+    target_tau: float
+
+
+class ContinuousSettings(OffPolicySettings, total=False):
+    random_shift: int
+    critic_learning_rate: ScheduleSetting | None
 
 
 class PQNSettings(OnPolicySettings, total=False):
@@ -323,7 +322,6 @@ class AnyTD3Settings(ContinuousSettings, total=False):
 class A3CSettings(RMSPropSettings, EvaluatedSettings, total=False):
     optimizer: Literal["rmsprop", "adam"]
     gae_lambda: float
-    num_parameter_servers: int
     entropy_coef: ScheduleSetting
     normalize_advantages: bool
 
@@ -426,7 +424,6 @@ class AnyDQNSettings(OffPolicySettings, total=False):
     value_range: tuple[float, float] | list[float]
     noisy: bool
     head_hidden_size: int
-    frame_stacks: bool
     prioritized: bool
     priority_alpha: float
     importance_beta: ScheduleSetting
@@ -451,7 +448,6 @@ class ApexSettings(R2D2Settings, total=False):
 class AnySettings(AnyDQNSettings, AnyTD3Settings, AnySACSettings, RecordedSettings, RMSPropSettings, total=False):
     optimizer: Literal["rmsprop", "adam"] | Literal["adam", "sgd"]
     gae_lambda: float
-    num_parameter_servers: int
     entropy_coef: ScheduleSetting | Literal["auto"] | float
     normalize_advantages: bool
     num_simulations: int
@@ -478,7 +474,6 @@ class AnySettings(AnyDQNSettings, AnyTD3Settings, AnySACSettings, RecordedSettin
     momentum: float
     obs_gathering_probability: float
     linear_policy: bool
-    sample_actions: bool
     rollouts_per_update: int
     num_epochs: int
     rho_bar: float

@@ -77,7 +77,6 @@ class EpisodeChance(NamedTuple):
     """All chance in one episode."""
 
     env: np.random.SeedSequence
-    actions: np.random.Generator
     is_gathered: bool
     """Whether its observations are gathered."""
 
@@ -191,7 +190,7 @@ class PerturbedEpisodes:
             """Slot plays episode k from its next observation on; where there is none, what it does does not count."""
             is_one, following = k < len(starts), k + num_slots
             if is_one:
-                mlps.load(slot, starts[k], scales[k], chances[k].actions)
+                mlps.load(slot, starts[k], scales[k])
             if following < len(starts):
                 env.seed_next(slot, chances[following].env)
             gatherer.begin(slot, is_one and chances[k].is_gathered)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+import rlplat
+from rlplat.errors import CheckpointError
 from rlplat.rl.interfaces import Episode, UpdateReport, Weights
-from rlplat.rl.learning.numpy_learning import RMSProp
-from rlplat.rl.learning.parameter_server import ObsMoments, ParameterServer
+from rlplat.rl.learning.numpy_learning import Adam, RMSProp
+from rlplat.rl.learning.parameter_server import LINE, MIN_OBS, Line, ObsMoments, ParameterClient, ParameterServer
+from rlplat.rl.learning.weights import acting_weights
 from rlplat.rl.normalization import OBS_MEAN, OBS_VAR
 
 
@@ -147,3 +152,81 @@ def test_weights_that_came_read_only_are_changed_all_the_same() -> None:
     server.set_weights(0, given)
     _, got = server.apply_gradients(weights(1.0), 0, learning_rate=0.1)
     assert (got["a"] < 1.0).all() and (given["a"] == 1.0).all()
+
+
+# ---------------------------------------------------------------- its clients
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "z.weight": (7, 30),
+    "z.bias": (7,),
+    "log_std": (),
+    "none": (0, 3),
+    "a": (2, 3, 4),
+}
+
+
+def arrays(seed: int) -> Weights:
+    rng = np.random.default_rng(seed)
+    return {name: np.array(rng.normal(size=shape), np.float32) for name, shape in SHAPES.items()}
+
+
+def assert_same(one: Weights, other: Weights) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].shape == other[name].shape
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_what_travels_as_one_array_comes_back() -> None:
+    packed = Line(SHAPES).pack(arrays(0))
+    assert packed.keys() == {LINE} and packed[LINE].shape == (7 * 30 + 7 + 1 + 24,)
+    assert_same(Line(SHAPES).unpack(packed | {"extra": np.ones(2)}), arrays(0) | {"extra": np.ones(2)})
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [({"a": np.zeros((2, 3), np.float32)}, r"'a' have shape \(2, 3\)"), ({"a": None}, "'a' are not there")],
+)
+def test_weights_of_another_network_are_refused(changed: Weights, said: str) -> None:
+    weights = {name: array for name, array in (arrays(0) | changed).items() if array is not None}
+    with pytest.raises(CheckpointError, match=said + r", the network of the config has \(2, 3, 4\)"):
+        Line(SHAPES).pack(weights)
+
+
+def client(make_optimizer: Any = RMSProp) -> ParameterClient:
+    return ParameterClient(rlplat.remote(ParameterServer).remote(make_optimizer(), 10), SHAPES)
+
+
+@pytest.mark.parametrize("make_optimizer", [RMSProp, Adam])
+def test_a_client_gets_the_numbers_of_the_server(runtime: None, make_optimizer: Any) -> None:
+    parameters, alone = client(make_optimizer), ParameterServer(make_optimizer())
+    for each in (parameters, alone):
+        each.set_weights(0, arrays(0))
+    version, weights = parameters.latest()
+    for step in range(3):
+        version, weights = parameters.apply_gradients(arrays(1 + step), version, learning_rate=0.1)
+        expected = alone.apply_gradients(arrays(1 + step), step, learning_rate=0.1)
+        assert version == expected[0]
+        assert_same(weights, expected[1])
+    assert rlplat.get(parameters.weights())[0] == version
+    assert_same(rlplat.get(parameters.weights())[1], weights)
+    assert parameters.apply_gradients(None, version, learning_rate=0.1)[0] == version
+    assert parameters.take_report().metrics["learner/skipped_gradients"] == 1
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_a_client_saves_and_restores_the_server(runtime: None, num_steps: int) -> None:
+    first, second = client(Adam), client(Adam)
+    first.set_weights(0, arrays(0))
+    report, moments = UpdateReport(8, [Episode(3.0, 3)], {"x": 1.0}), ObsMoments(np.ones(3), np.ones(3), MIN_OBS)
+    for step in range(num_steps):
+        first.apply_gradients(arrays(1 + step), step, learning_rate=0.1, report=report, obs_moments=moments)
+    state = first.get_state()
+    assert_same(acting_weights(state), first.latest()[1])
+    assert (OBS_MEAN in acting_weights(state)) is bool(num_steps)
+    # As an earlier version saved two servers, of which one was behind.
+    second.set_state(state | {"versions": [0, num_steps], "optimizer_steps": [0, num_steps]})
+    after = [each.apply_gradients(arrays(9), num_steps, learning_rate=0.1) for each in (first, second)]
+    assert after[0][0] == after[1][0] == num_steps + 1
+    assert_same(after[0][1], after[1][1])
+    assert first.take_report() == second.take_report()

@@ -12,7 +12,6 @@ from rlplat.rl.policies.perturbed_mlp import (
     MLPShape,
     NoiseTable,
     PerturbedMLPs,
-    choose,
     make_noise,
 )
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
@@ -53,7 +52,7 @@ def test_every_slot_acts_with_its_own_perturbation(kind: str, hidden_sizes: tupl
     mlps.set_weights(shape.named(theta) | statistics)
     places = [(0, 0.5), (7, -0.5), (7, 0.5), (100, 0.0), (200, 2.0), (201, 2.0)]
     for slot, (index, scale) in enumerate(places):
-        mlps.load(slot, index, scale, rng)
+        mlps.load(slot, index, scale)
     actions = mlps.act(obs)
     for slot, (index, scale) in enumerate(places):
         perturbed = theta + scale * noise[index : index + shape.num_params]
@@ -105,12 +104,3 @@ def test_initial_rows_have_their_lengths_and_a_linear_policy_begins_with_zeros()
     assert not weights["actor_head.bias"].any()
     linear = MLPShape(SPACES["box"], hidden_sizes=())
     assert not linear.initial(SEED).any() and linear.num_params == 15
-
-
-def test_drawn_actions_follow_the_softmax() -> None:
-    rng = np.random.default_rng(0)
-    probabilities = np.array([0.1, 0.2, 0.7])
-    outputs = np.tile(np.log(probabilities).astype(np.float32), (40_000, 1))
-    counts = np.bincount(choose(outputs, rng), minlength=3) / 40_000
-    np.testing.assert_allclose(counts, probabilities, atol=0.01)
-    assert (choose(outputs, None) == 2).all()

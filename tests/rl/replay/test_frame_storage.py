@@ -115,8 +115,8 @@ def test_as_many_rows_as_were_asked_for(kind: str, setting: dict[str, int]) -> N
     """With and without the knowledge of the preflight, and the memory that it says."""
     leaf, num_new = KINDS[kind]
     shape = ReplayShape(
-        **{"capacity": 1200, "num_lanes": 3, "n_step": 1, "discount": 0.9, "alpha": 0.0, "clip_rewards": False,
-           "frame_stacks": True} | setting
+        **{"capacity": 1200, "num_lanes": 3, "n_step": 1, "discount": 0.9, "alpha": 0.0, "clip_rewards": False}
+        | setting
     )  # fmt: skip
     for known in (0, num_new):
         leaf = replace(leaf, renewed=known)
@@ -148,7 +148,7 @@ def batch_of(games: list[Stacks], num_steps: int, shape: ReplayShape, number: in
 
 def test_more_memory_than_there_is_ends_the_run_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     leaf, num_new = KINDS["9 channels that are no stack"]
-    storage = make_storage(leaf, 1, 1000, frame_stacks=True)
+    storage = make_storage(leaf, 1, 1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10_000}))
     game = Stacks(leaf, num_new, 500, np.random.default_rng(0))
     with pytest.raises(ConfigError, match=r"new ones of their 9 images each, more than 3: .*replay_capacity"):
@@ -194,5 +194,4 @@ def test_what_is_new_is_seen_before_the_run(shape: list[int], num_new: int) -> N
     spec = spaces_seen.obs
     assert isinstance(spec, dict)
     assert (spec["moving"].renewed, spec["still"].renewed) == (num_new, 0)
-    assert new_frames(spec["moving"], frame_stacks=True) == num_new % shape[0]
-    assert new_frames(spec["moving"], frame_stacks=False) == 0
+    assert new_frames(spec["moving"]) == num_new % shape[0]

@@ -105,7 +105,7 @@ class Played:
         hindsight = Hindsight(strategy, 0.8, self.name, {})  # type: ignore[arg-type]
         self.shape = ReplayShape(
             capacity=lane * lanes, num_lanes=lanes, n_step=n, discount=DISCOUNT, alpha=0.0, clip_rewards=False,
-            frame_stacks=False, hindsight=hindsight,
+            hindsight=hindsight,
         )  # fmt: skip
         self.replay = self.make()
 

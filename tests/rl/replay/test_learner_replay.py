@@ -14,7 +14,7 @@ from rlplat.rl.sampling.sample_batch import TransitionBatch
 from tests.rl.specimens import make_spec
 
 SPEC = make_spec()
-SHAPE = ReplayShape(capacity=400, num_lanes=2, n_step=1, discount=0.9, alpha=0.0, clip_rewards=False, frame_stacks=True)
+SHAPE = ReplayShape(capacity=400, num_lanes=2, n_step=1, discount=0.9, alpha=0.0, clip_rewards=False)
 
 
 def make_replay(ratio: float, starts: int, *, saves: bool = True) -> LearnerReplay:

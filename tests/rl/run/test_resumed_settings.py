@@ -12,7 +12,7 @@ import rlplat
 from rlplat.config import layer_from_arguments
 from rlplat.errors import ConfigError
 from rlplat.rl.run.training_loop import train
-from rlplat.rl.run.training_plan import default_directory, plan_training
+from rlplat.rl.run.training_plan import default_directory, plan_from_file, plan_training
 
 SMALL = {"num_rollout_workers": 0, "num_envs_per_worker": 1, "evaluation": {"episodes": 0}, "seed": 1}
 DQN = {
@@ -27,6 +27,29 @@ DQN = {
     **SMALL,
 }
 LSTM = {"policy": {"core": "lstm", "core_size": 8}, "burn_in": 2, "unroll_length": 4}
+
+
+@pytest.mark.parametrize(
+    ("algo", "setting", "is_taken"),
+    [
+        ("a3c", "num_parameter_servers: 3", True),
+        ("dqn", "frame_stacks: true", True),
+        ("dqn", "frame_stacks: false", False),
+    ],
+)
+def test_settings_that_went_are_passed_over_in_a_runs_own_config(
+    tmp_path: Path, algo: str, setting: str, is_taken: bool
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"algo: {algo}\nenv: CartPole-v1\n{setting}\n")
+    with pytest.raises(ConfigError, match="unknown key"):
+        plan_from_file(config, [])
+    (tmp_path / "checkpoints").mkdir()
+    if is_taken:
+        assert plan_from_file(config, []).config.env == "CartPole-v1"
+    else:
+        with pytest.raises(ConfigError, match="unknown key"):
+            plan_from_file(config, [])
 
 
 @pytest.fixture(scope="module")
