@@ -11,8 +11,7 @@ half as long here (docs/frameworks.md), and a process that learns so never impor
 order: the same bits every time. tests/algorithms/test_ppo_numpy.py and test_a3c_numpy.py hold it against torch.
 
 Weights and Adam's moments have the names, shapes and layout that torch's have: a checkpoint of one goes on under the
-other. The optimizers' arithmetic is elementwise, so that a parameter that is cut into pieces gets the same numbers, bit
-for bit, as one that is whole.
+other. The optimizers' arithmetic is elementwise: one array with all parameters gets the numbers of each, bit for bit.
 """
 
 from __future__ import annotations
