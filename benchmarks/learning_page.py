@@ -150,8 +150,8 @@ _PAGE = """\
 <!-- made by `python -m benchmarks.learning_page` from benchmarks/results/learning: change those files -->
 
 Algorithms on the environments that people compare, with several seeds each. A score is the mean return of the greedy
-episodes at the end of a run (Atari: of episodes with exploration, stopped at a mean return of 18 or with what the config
-says); IQM is the interquartile mean over the seeds, in brackets 95 % bootstrap intervals
+episodes at the end of a run (Atari: of episodes with exploration, stopped at a mean return of 18 or with what the
+config says); IQM is the interquartile mean over the seeds, in brackets 95 % bootstrap intervals
 (Agarwal et al. 2021). `Published` is one agent of
 [rl-zoo3](https://github.com/DLR-RM/rl-baselines3-zoo/blob/22e3ff2450fd92033f7f032915e1f64894a09584/benchmark.md): mean
 ± standard deviation over its episodes, with MuJoCo -v3 and LunarLander-v2 where ours are newer versions. The last
