@@ -11,8 +11,9 @@ import copyreg
 import enum
 import functools
 import io
+import sys
 from collections.abc import Callable
-from types import GetSetDescriptorType, MemberDescriptorType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -22,11 +23,16 @@ _HEAP_TYPE = 1 << 9
 """CPython's flag of classes that are not built in."""
 _FIELDS = (MemberDescriptorType, GetSetDescriptorType)
 _CACHED = type(functools.lru_cache(lambda: None))
+_OF_MODULES = (FunctionType, ModuleType, _CACHED)
+_looked_for: set[str | None] = {None, "__main__", "builtins"}
+"""Modules."""
 
 
 class Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
+        if kind in _OF_MODULES or issubclass(kind, type):
+            _look_for(obj.__name__ if kind is ModuleType else obj.__module__)
         if issubclass(kind, BaseException):
             return reduced_exception(obj) or NotImplemented
         if kind is _CACHED:
@@ -169,6 +175,25 @@ def _itself(error: BaseException) -> BaseException:
 
 
 # ---------------------------------------------------------------- functions and classes of the script
+
+
+def _look_for(name: str | None) -> None:
+    """What is of a module that no search finds goes by value, as of the script itself: a module made by hand, or from
+    its file (`spec_from_file_location`, runpy), and that of a program that multiprocessing has started."""
+    if name in _looked_for:
+        return
+    _looked_for.add(name)
+    module = sys.modules.get(str(name))
+    top = str(name).partition(".")[0]
+    if isinstance(module, ModuleType) and not any(_finds(finder, top) for finder in sys.meta_path):
+        cloudpickle.register_pickle_by_value(module)
+
+
+def _finds(finder: Any, name: str) -> bool:
+    try:
+        return finder.find_spec(name, None) is not None
+    except Exception:  # of another library; pickle tells what cannot be found there
+        return True
 
 
 def _reduced_cached(function: Any) -> Any:

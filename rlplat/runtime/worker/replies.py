@@ -124,11 +124,15 @@ class Replies:
         node = self._transport.node
         on = f" on {node}" if node not in ("", NODE) else ""
         where = f"{what} (worker {self._link.client_id}{on}, pid {self._link.system.pid()})"
-        if on and isinstance(error, ModuleNotFoundError):
-            error.add_note(
-                f"({node} is another machine than the program's, and has no such module: "
-                "rlplat.init(runtime_env={'working_dir': FOLDER}) sends a folder to every machine)"
+        if isinstance(error, ModuleNotFoundError):
+            what_to_do = (
+                f"{node} is another machine than the program's, and has no such module: "
+                "rlplat.init(runtime_env={'working_dir': FOLDER}) sends a folder to every machine"
+                if on
+                else "workers look where the program did when it called rlplat.init(): what comes to sys.path later, "
+                "they get by runtime_env={'env_vars': {'PYTHONPATH': FOLDER}}"
             )
+            error.add_note(f"({what_to_do})")
         if isinstance(error, SerializationError):
             return ErrorInfo("SerializationError", str(error))
         if isinstance(error, (SystemExit, KeyboardInterrupt)):  # (a constructor's exit; Ctrl-C)

@@ -370,6 +370,48 @@ def test_a_slice_of_a_tensor_sends_its_rows_only(size: int) -> None:
     assert len(strided.data) + sum(buffer.raw().nbytes for buffer in strided.buffers) < 25_000
 
 
+DYNAMIC = """
+import importlib.util, multiprocessing, sys, types
+import rlplat
+class Own: pass
+def main():
+    made = types.ModuleType("made")
+    exec("class Made: pass", made.__dict__)
+    sys.modules["made"] = made
+    spec = importlib.util.spec_from_file_location("loaded", "there.py")
+    loaded = sys.modules["loaded"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    rlplat.init(num_cpus=1, num_gpus=0)
+    back = rlplat.remote(lambda value: value)
+    for kind in (Own, made.Made, loaded.Loaded):
+        assert type(rlplat.get(back.remote(kind()))) is kind
+    assert rlplat.get(rlplat.remote(loaded.answer).remote()) == 42
+    sys.path.append("late")
+    import later
+    try:
+        rlplat.get(back.remote(later.Later()))
+    except ModuleNotFoundError as error:
+        assert "PYTHONPATH" in str(error)
+    print(__name__)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=main)
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.process
+def test_modules_that_no_search_finds(tmp_path: Path) -> None:
+    """Made by hand or from a file, or the program of a process that multiprocessing has started (`__mp_main__`)."""
+    (tmp_path / "there.py").write_text("class Loaded: pass\ndef answer(): return 42\n")
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "later.py").write_text("class Later: pass\n")
+    (tmp_path / "program.py").write_text(DYNAMIC)
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "__mp_main__\n", done.stderr
+
+
 def test_cached_functions_that_can_be_imported_go_by_name() -> None:
     assert codec.unpack(codec.pack(inspect.getattr_static(functools, "lru_cache")).data) is functools.lru_cache
     blob = codec.pack([_cached_here]).data
