@@ -24,11 +24,20 @@ from tests.shared_cluster import OpenCluster, SharedCluster, own_cluster
 SHARING = (
     "tests/compat/",
     "tests/conformance/",
+    "tests/faults/test_lost_objects.py",
+    "tests/faults/test_stream_death.py",
+    "tests/faults/test_tuned_algorithm_death.py",
+    "tests/faults/test_worker_death.py",
     "tests/given/",
+    "tests/rl/learning/test_learner_group.py",
     "tests/runtime/inproc/",
+    "tests/runtime/test_lifetime.py",
     "tests/serve/test_handles.py",
+    "tests/serve/test_policy_faults.py",
+    "tests/serve/test_updates.py",
+    "tests/tune/",
 )
-"""Whose tests on processes share a cluster; in others (faults, the runtime itself) each has its own."""
+"""Whose tests on processes share a cluster; in others (nodes that die, the runtime itself) each has its own."""
 BACKENDS = ["inproc", "zmq", *(["ray"] if "RLPLAT_TEST_RAY" in os.environ else [])]
 
 # How fast examples are made and run says how loaded the machine is, not whether the code is right.
@@ -133,6 +142,13 @@ def one_cluster() -> Iterator[SharedCluster]:
     yield cluster
     cluster.end()
     cluster.check()
+
+
+@pytest.fixture(scope="module")
+def no_shared_cluster(one_cluster: SharedCluster) -> None:
+    """For what a module starts for all of its tests: the meter of a shared cluster would take it for a leak."""
+    one_cluster.end()
+    one_cluster.check()
 
 
 @pytest.fixture(autouse=True)

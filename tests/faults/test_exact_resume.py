@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,7 @@ import pytest
 
 from rlplat.checkpoints import Checkpoint, latest_valid, load_best
 from rlplat.metrics import read_records
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.forks import Door
 
 TRAIN_AND_DIE = """
 import os, signal, sys
@@ -83,22 +80,19 @@ CASES = {
     ),
     "ppo-lstm": Case(
         "ppo",
-        (*PPO, "policy.core=lstm", "policy.core_size=8", "policy.share_encoder=auto"),
+        (*PPO, "num_rollout_workers=0", "policy.core=lstm", "policy.core_size=8", "policy.share_encoder=auto"),
     ),
     "dqn-prioritized": Case("dqn", (*DQN, "prioritized=true", "n_step=3", "double=true")),
     "es": Case("es", ("population_size=2", "num_envs_per_worker=4")),
 }
 
 
-def cli(arguments: list[str], program: list[str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *(program or ["-m", "rlplat.cli"]), *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+@pytest.fixture(scope="module")
+def doors(no_shared_cluster: None) -> Iterator[tuple[Door, Door]]:
+    """Where sets have different orders: what depends on them is not the same before a kill and after it."""
+    modules = ("rlplat.cli.train", "rlplat.algorithms.ppo", "rlplat.algorithms.dqn", "rlplat.algorithms.es")
+    with Door(*modules, hash_seed=1) as first, Door(*modules, hash_seed=2) as second:
+        yield first, second
 
 
 def is_time(name: str) -> bool:
@@ -161,7 +155,10 @@ def test_differences_are_found() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_killed_and_resumed_run_is_the_one_that_never_stopped(case: Case, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_is_the_one_that_never_stopped(
+    case: Case, tmp_path: Path, doors: tuple[Door, Door], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     if ":" not in case.algo and importlib.util.find_spec(f"rlplat.algorithms.{case.algo}") is None:
         pytest.skip(f"algorithms/{case.algo}.py is not there yet")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -169,13 +166,15 @@ def test_a_killed_and_resumed_run_is_the_one_that_never_stopped(case: Case, tmp_
     flags += ["--checkpoint-period", str(case.period), "--stop.env-steps", str(case.total)]
     if case.settings:
         flags += ["--set", *case.settings]
-    killed = cli([str(case.killed), str(whole), str(parts), *flags], ["-c", TRAIN_AND_DIE])
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed = doors[0].start("-c", [TRAIN_AND_DIE, str(case.killed), str(whole), str(parts), *flags])
+    said = killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, said
     begun = lines_of(parts)
     saved, _ = latest_valid(parts)
     assert saved is not None and 0 < saved.info.env_steps < begun[-1]["env_steps"] < case.total
-    resumed = cli(["train", "--resume", str(parts)])
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = doors[1].start("rlplat.cli", ["train", "--resume", str(parts)])
+    said = resumed.communicate()
+    assert resumed.returncode == 0, said
 
     assert differences(lines_of(whole), lines_of(parts)) == []
     assert (parts / "progress.csv").read_text().count("\n") == (whole / "progress.csv").read_text().count("\n")

@@ -7,12 +7,10 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import pytest
@@ -23,8 +21,8 @@ from rlplat.rl.run.run_directory import is_running
 from rlplat.tune.directory import take_back
 from rlplat.tune.study import Study
 from rlplat.tune.trial import TrialState
-from tests.faults.programs import ROOT
 from tests.faults.tuner_program import HELD_AT, NUM_STEPS
+from tests.forks import Door, Program
 from tests.patience import soon
 from tests.tune.postgres import PASSWORD, PostgresServer, postgres_server
 
@@ -36,6 +34,9 @@ SLACK = 4
 class Life:
     """One experiment, and all the lives of its tuner."""
 
+    door: ClassVar[Door]
+    """Some fifty lives begin in this file."""
+
     def __init__(self, directory: Path, **orders: Any) -> None:
         self.directory, self.orders = directory, orders
         self.deaths = 0
@@ -45,17 +46,10 @@ class Life:
         """To its end, or None when it was killed before."""
         return self.told(self.start(**orders))
 
-    def start(self, **orders: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.faults.tuner_program", str(self.directory)]
-        return subprocess.Popen(
-            [*command, json.dumps(self.orders | orders)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, **orders: Any) -> Program:
+        return self.door.start("tests.faults.tuner_program", [str(self.directory), json.dumps(self.orders | orders)])
 
-    def told(self, tuner: subprocess.Popen[str]) -> list[list[Any]] | None:
+    def told(self, tuner: Program) -> list[list[Any]] | None:
         out, errors = tuner.communicate()
         if tuner.returncode == -signal.SIGKILL:
             self.deaths += 1
@@ -64,7 +58,7 @@ class Life:
         trials: list[list[Any]] = json.loads(out.splitlines()[-1])
         return trials
 
-    def refusal(self, tuner: subprocess.Popen[str]) -> str:
+    def refusal(self, tuner: Program) -> str:
         """The last line of what a tuner said that gave up."""
         out, errors = tuner.communicate()
         assert tuner.returncode == 1, out + errors
@@ -129,8 +123,14 @@ class Life:
         assert again <= 2 * self.deaths  # only what had ended in the last moment, and was not recorded
 
 
+@pytest.fixture(scope="module", autouse=True)
+def door(no_shared_cluster: None) -> Iterator[None]:
+    with Door("rlplat.tune.run_experiment", "rlplat.tune.tuner", "rlplat.runtime.api", "safetensors") as Life.door:
+        yield
+
+
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+def uninterrupted(door: None, tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     trials = Life(tmp_path_factory.mktemp("uninterrupted")).run(backend="inproc")
     assert trials is not None
     assert [trial[1:3] for trial in trials] == [["complete", NUM_STEPS]] * 8

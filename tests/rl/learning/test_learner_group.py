@@ -21,6 +21,7 @@ from rlplat.rl.learning.parameter_server import ParameterServer
 from rlplat.rl.policies.spec import PolicySpec
 from tests.algorithms.test_ppo_learner import make_batch
 from tests.rl.specimens import IMAGE, make_spec
+from tests.shared_cluster import OpenCluster
 
 pytestmark = pytest.mark.process
 
@@ -28,10 +29,9 @@ TWO_LEARNERS: dict[str, Any] = {"precision": "float32", "device": "cpu", "num_th
 
 
 @pytest.fixture
-def processes() -> Iterator[None]:
-    rlplat.init(num_cpus=4, num_gpus=0, preload=("torch",))
-    yield
-    rlplat.shutdown()
+def processes(open_cluster: OpenCluster) -> Iterator[None]:
+    with open_cluster(num_cpus=4, num_gpus=0, preload=("torch",)):
+        yield
 
 
 def make_group(
