@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from tests.rl.tf.twins import SPECS, perturbed, random_batch
 
 pytestmark = pytest.mark.slow
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "a3c_tf_losses.json"
 CONFIG = A3CConfig(env="made up", learner={"precision": "float32", "num_threads": 1}, value_coef=0.5, entropy_coef=0.02)
 STATE_SIZES = {"mlp": 0, "composite mask": 0, "gru": 8, "nature": 0}
 
@@ -60,20 +57,3 @@ def test_gradients_can_be_changed_in_place() -> None:
     gradients, _ = gradients_of(net, "mlp", 2)
     for gradient in gradients.values():
         gradient *= 0.5
-
-
-@pytest.mark.parametrize("name", ["mlp", "gru"])
-def test_golden_losses(name: str) -> None:
-    """Fixed weights and fragments give the losses on file; after an intended change delete it and run this once."""
-    net = TfA3C(CONFIG, SPECS[name](), np.random.SeedSequence(1))
-    losses = []
-    for seed in (2, 3):
-        gradients, stats = gradients_of(net, name, seed)
-        norm = float(np.sqrt(sum(np.square(gradient).sum() for gradient in gradients.values())))
-        losses.append(stats | {"gradient_norm": norm})
-    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    if name not in golden:
-        GOLDEN.write_text(json.dumps(golden | {name: losses}, indent=1, sort_keys=True) + "\n")
-        pytest.fail(f"{GOLDEN} had no {name!r}; written now: look at it and run again")
-    for got, expected in zip(losses, golden[name], strict=True):
-        assert got == pytest.approx(expected, rel=2e-3, abs=2e-5)

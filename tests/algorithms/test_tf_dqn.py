@@ -33,8 +33,7 @@ from tests.rl.tf.twins import SPECS, perturbed, random_obs, random_state  # noqa
 
 pytestmark = pytest.mark.slow
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "dqn_tf_losses.json"
-UPDATES = GOLDEN.with_name("dqn_updates.json")
+UPDATES = Path(__file__).parents[1] / "golden" / "dqn_updates.json"
 RAINBOW = {
     "double": True,
     "dueling": True,
@@ -196,10 +195,9 @@ def test_values_of_next_observations_may_come_ahead_of_many_steps() -> None:
         assert got.loss == pytest.approx(expected.loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("case", ["plain", "rainbow"])
-def test_a_restored_one_goes_on_bit_by_bit_noise_included(case: str) -> None:
-    one, other = make(TfR2D2, case, 1), make(TfR2D2, case, 7)
-    first, second = batches(case, one, 2)
+def test_a_restored_one_goes_on_bit_by_bit_noise_included() -> None:
+    one, other = make(TfR2D2, "rainbow", 1), make(TfR2D2, "rainbow", 7)
+    first, second = batches("rainbow", one, 2)
     one.train(first, 1e-3)
     other.set_state(one.get_state())
     assert trained_on(one, second).loss == trained_on(other, second).loss
@@ -233,23 +231,6 @@ def test_acts_like_torch(case: str) -> None:
         assert (drawn[0][2] != drawn[1][2]).any()
     ours.set_state(theirs.get_state())
     np.testing.assert_array_equal(ours.core_state, theirs.core_state)
-
-
-@pytest.mark.parametrize("case", ["plain", "quantiles", "sequences"])
-def test_golden_losses(case: str) -> None:
-    """Three gradient steps from fixed weights and minibatches give the numbers on file; after an intended change delete
-    the file and run this once."""
-    net = make(TfR2D2, case, 1)
-    losses = []
-    for batch in batches(case, net, 3):
-        trained = trained_on(net, batch)
-        losses.append({"loss": trained.loss, "q_mean": trained.q_mean, "gradient_norm": trained.gradient_norm})
-    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    if case not in golden:
-        GOLDEN.write_text(json.dumps(golden | {case: losses}, indent=1, sort_keys=True) + "\n")
-        pytest.fail(f"{GOLDEN} had no {case!r}; written now: look at it and run again")
-    for got, expected in zip(losses, golden[case], strict=True):
-        assert got == pytest.approx(expected, rel=2e-3, abs=2e-5)
 
 
 @pytest.mark.parametrize("framework", [TorchR2D2, TfR2D2])
