@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import signal
 import sys
 import threading
@@ -57,11 +58,14 @@ class Snapshot:
     children: dict[int, str]
     ticks: int
     """When: clock ticks since boot, as `/proc` has them."""
+    ended: tuple[float, ...]
+    """What all children that have ended used, in time, memory and faults: each adds to it."""
 
     @classmethod
     def take(cls) -> Snapshot:
         now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
-        return cls(_files(), _threads(), _shared_memory(), _children(), now)
+        ended = tuple(resource.getrusage(resource.RUSAGE_CHILDREN))
+        return cls(_files(), _threads(), _shared_memory(), _children(), now, ended)
 
 
 class LeakMeter:
@@ -103,7 +107,8 @@ class LeakMeter:
 
     def leaks(self) -> list[str]:
         before, now = self._before, Snapshot.take()
-        marked = marked_processes(self.mark)
+        has_begun_some = now.ended != before.ended or now.children.keys() != before.children.keys()
+        marked = marked_processes(self.mark) if has_begun_some else {}
         found = [f"process {pid}: {command}" for pid, command in marked.items()]
         found += [
             f"child process {pid}: {command}"
