@@ -250,11 +250,13 @@ PIXELS: dict[str, Any] = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("algorithm, with_side", [(SAC, True), (TD3, False)], ids=["sac, dict", "td3, image"])
 def test_learns_from_images_and_dicts_with_images(runtime: None, algorithm: Any, with_side: bool) -> None:
-    more = {"env_kwargs": {"with_side": with_side}}
+    more = {"env_kwargs": {"with_side": with_side}, "learning_rate": 3e-3}
     if algorithm is SAC:
         more["entropy_coef"] = 0.01
     with algorithm(algorithm.config_class(**(QUICK | PIXELS | more))) as running:
-        returns = [running.step().episode_return_mean for _ in range(32)]  # of 64 steps each
+        returns = [running.step().episode_return_mean for _ in range(3)]  # of 64 steps each
+        while returns[-1] <= -0.7 and len(returns) < 40:
+            returns.append(running.step().episode_return_mean)
         assert running.evaluate(2)
     assert returns[2] < -0.9 and returns[-1] > -0.7, returns
 

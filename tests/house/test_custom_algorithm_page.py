@@ -87,7 +87,8 @@ def test_a_compiled_loss_is_one_graph_and_trains_alike(monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["./plain_reinforce.py:Reinforce", "./penalty_ppo.py:PenaltyPPO"])
 def test_the_subclasses_learn(algorithm: str) -> None:
-    train("--algo", algorithm, "--env", "CartPole-v1", "--stop.env-steps", "60000", "--learning-rate", "3e-3")
+    enough = ("--stop.env-steps", "60000", "--stop.episode-return-mean", "120")
+    train("--algo", algorithm, "--env", "CartPole-v1", *enough, "--learning-rate", "3e-3")
     agent = rlplat.load("run")
     assert np.mean([episode.episode_return for episode in agent.evaluate(10)]) > 100, "9.4 to begin with"
 
@@ -106,7 +107,8 @@ def test_the_off_policy_algorithms_of_the_page_learn(capsys: pytest.CaptureFixtu
     assert main(new[1:]) == 0
     common = ["--num-rollout-workers", "0", "--seed", "1", "--stop.env-steps"]
     assert main([*train[1:], *common, "2000", "--out", "own"]) == 0  # that it learns: tests/cli/test_new.py
-    assert main([*conservative[1:], *common, "15000", "--out", "conservative"]) == 0
+    enough = ("15000", "--stop.episode-return-mean", "120")
+    assert main([*conservative[1:], *common, *enough, "--out", "conservative"]) == 0
     returns = [episode.episode_return for episode in rlplat.load("conservative").evaluate(10)]
     assert np.mean(returns) > 100, "9.4 to begin with"
     assert main(["train", "--resume", "own", "--stop.env-steps", "2500"]) == 0

@@ -32,8 +32,10 @@ SMALLER = {
     "tune": ["--num-samples", "1", "--set", "stop.env_steps=64", "scheduler.min_progress=32"],
     "dashboard": ["--port", "0"],
 }
-FEWER = {"50_000": "64", "20_000": "64", "num_rollout_workers=2": "num_rollout_workers=0"}
-"""The same in programs."""
+FEWER = {
+    "50_000": "64", "20_000": "64", "num_rollout_workers=2": "num_rollout_workers=0", "--seeds 1-5": "--seeds 1-2",
+}  # fmt: skip
+"""What is replaced in programs and commands."""
 INSTALLS = ("./scripts/install", "source")
 ELSEWHERE = ("--framework tf", "--env Pong", "--env CarRacing", "rlplat export")
 """What tests of its own run: TensorFlow, episodes of pixels and torch's exporter take longer than all the rest."""
@@ -52,9 +54,9 @@ def steps(page: str) -> Iterator[list[Any]]:
     for found in BLOCK.finditer(text):
         language, body = found.groups()
         named = re.search(r"`(\w+\.py)`[^`]*(\(`[^`]*`[^`]*\))?:\n*\Z", text[: found.start()])
+        for large, small in FEWER.items():
+            body = body.replace(large, small)
         if language == "python":
-            for large, small in FEWER.items():
-                body = body.replace(large, small)
             yield ["file", named[1], body] if named else ["python", body]
         elif language == "sh":
             for line in body.splitlines():

@@ -98,6 +98,7 @@ def test_dqn_learns_nim_with_one_policy_for_both() -> None:
         seed=1,
     )
     with DQN(config) as dqn:
-        while dqn.step().env_steps < 10_000:
-            pass
+        while (result := dqn.step()).env_steps < 10_000:
+            if result.iteration % 50 == 0 and finds_all_winning_moves(nim_moves(dqn, "shared")):
+                break
         assert finds_all_winning_moves(nim_moves(dqn, "shared"))

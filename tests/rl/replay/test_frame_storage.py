@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -109,8 +110,10 @@ def test_what_comes_out_was_put_in(kind: str, seed: int) -> None:
         frames.get(in_use)  # a gap has some observation, which nobody learns from
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("setting", [{}, {"n_step": 3}, {"burn_in": 2, "unroll": 4}])
+SETTINGS: list[dict[str, int]] = [{}, {"n_step": 3}, {"burn_in": 2, "unroll": 4}]
+
+
+@pytest.mark.parametrize(("kind", "setting"), list(zip(KINDS, cycle(SETTINGS), strict=False)))
 def test_as_many_rows_as_were_asked_for(kind: str, setting: dict[str, int]) -> None:
     """With and without the knowledge of the preflight, and the memory that it says."""
     leaf, num_new = KINDS[kind]

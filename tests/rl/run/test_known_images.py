@@ -16,7 +16,6 @@ import rlplat
 from tests.export.test_policy_export import as_exported
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
-STACKED = [{"gymnasium.wrappers:FrameStackObservation": {"stack_size": 4}}]
 BYTES = {"low": 0, "high": 255, "dtype": np.uint8}
 SPACES: dict[str, spaces.Space[Any]] = {
     "dm_control": spaces.Dict(
@@ -93,10 +92,8 @@ def test_shapes(algo: str, name: str, lines: list[str], tmp_path: Path, capsys: 
 
 
 def test_car_racing(tmp_path: Path, capsys: Any) -> None:
-    """A stack of gymnasium's, and settings of ours: in training, evaluation, `load` and a resumed run."""
+    """Settings of ours: in training, evaluation, `load` and a resumed run."""
     pytest.importorskip("Box2D")
-    run("ppo", "CarRacing-v3", tmp_path / "stacked", env_kwargs={"wrappers": STACKED})
-    assert "obs: image 96x96x12 (4 stacked RGB) -> nature_cnn\n" in capsys.readouterr().err
     image = {"size": 40, "grey": True, "stack": 2}
     run("ppo", "CarRacing-v3", tmp_path / "settings", env_kwargs={"image": image})
     assert "obs: image 40x40x2 (channels first) -> nature_cnn\n" in capsys.readouterr().err

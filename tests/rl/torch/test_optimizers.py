@@ -166,8 +166,8 @@ def test_moments_decay_to_zero_and_not_to_denormals(optimizer: str, num_threads:
         network = torch.nn.Linear(200, 200)  # so large that torch shares it out
         rmsprop = {"decay": 0.9, "epsilon": 1e-5, "epsilon_inside_root": False}
         optimize = Adam(network, epsilon=1e-8) if optimizer == "adam" else RMSProp(network, **rmsprop)  # type: ignore[arg-type]
-        gradient = 1e-30 if optimizer == "adam" else 1e-16  # whose moment is 1e-31, or 1e-33
-        for step in range(300):  # 0.9 ** 300 = 2e-14
+        gradient = 1e-32 if optimizer == "adam" else 1e-16  # whose moment is 1e-33
+        for step in range(115):  # it is small enough at step 100, and would be a denormal from step 108 on
             for parameter in network.parameters():
                 parameter.grad = torch.full_like(parameter, 0.0 if step else gradient)
             optimize.step(1e-3)
