@@ -44,6 +44,9 @@ BACKENDS = ["inproc", "zmq", *(["ray"] if "RLPLAT_TEST_RAY" in os.environ else [
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
+# Torch's threads spin while they wait for each other. Beside other tests that costs six times the work itself.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background ignores Ctrl-C for them, and every child inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
