@@ -27,7 +27,7 @@ import math
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rlplat.algorithms.sac import SAC, SACConfig, SACLearner
-from rlplat.rl.offline.continuous import RecordedConfig, RecordedControl, RecordedLearner
+from rlplat.rl.offline.ring import RecordedConfig, RecordedControl, RecordedLearner
 from rlplat.section import Coefficient, Count
 
 if TYPE_CHECKING:

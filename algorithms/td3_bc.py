@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rlplat.algorithms.td3 import TD3, TD3Config, TD3Learner
-from rlplat.rl.offline.continuous import RecordedConfig, RecordedControl, RecordedLearner
+from rlplat.rl.offline.ring import RecordedConfig, RecordedControl, RecordedLearner
 from rlplat.section import Coefficient
 
 if TYPE_CHECKING:

@@ -297,7 +297,7 @@ def training(name: str) -> Callable[[argparse.Namespace], list[tuple[str, str, f
 def tensors(options: argparse.Namespace) -> list[tuple[str, str, float]]:
     """4,096 copies on the device, 24 steps, 5 epochs of 4 minibatches (rsl_rl's round)."""
     from rlplat.algorithms.ppo import PPO, PPOConfig
-    from rlplat.rl.run.sampling_place import why_on_host
+    from rlplat.rl.run.algorithm import why_on_host
 
     copies, steps = (256, 8) if options.quick else (4096, 24)
     config = PPOConfig(
