@@ -22,6 +22,7 @@ from tests.leak_meter import DROPS_FILE, MARK, LeakMeter, marked_processes
 from tests.shared_cluster import OpenCluster, SharedCluster, own_cluster
 
 SHARING = (
+    "tests/algorithms/test_a3c.py",
     "tests/compat/",
     "tests/conformance/",
     "tests/faults/test_lost_objects.py",

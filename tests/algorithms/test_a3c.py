@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,14 +35,6 @@ QUICK: dict[str, Any] = {
     "updates_per_report": 10,
     "stop": {"env_steps": 100_000},
 }
-
-
-@pytest.fixture
-def processes() -> Iterator[None]:
-    """Workers in processes of their own, which find torch imported."""
-    rlplat.init(num_cpus=2, num_gpus=0, preload=("torch",))
-    yield
-    rlplat.shutdown()
 
 
 def make(**settings: Any) -> A3C:
@@ -90,7 +81,7 @@ def test_learns_cartpole_alone() -> None:
 
 @pytest.mark.process
 def test_learns_cartpole_in_two_processes_and_no_array_passes_through_the_driver(
-    processes: None, monkeypatch: pytest.MonkeyPatch
+    torch_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asynchronous, so the same seed need not give the same run: what is asked is that it learns."""
     with make(num_rollout_workers=2) as a3c:
@@ -261,7 +252,7 @@ def test_acting_and_gradient_use_the_same_weights_and_statistics(runtime: None, 
 
 
 @pytest.mark.process
-def test_a_dead_worker_is_replaced_and_the_others_go_on(processes: None) -> None:
+def test_a_dead_worker_is_replaced_and_the_others_go_on(torch_cluster: None) -> None:
     with make(num_rollout_workers=2) as a3c:
         before = a3c.step()
         rlplat.kill(a3c.workers.handles[1])

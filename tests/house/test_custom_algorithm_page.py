@@ -107,7 +107,7 @@ def test_the_off_policy_algorithms_of_the_page_learn(capsys: pytest.CaptureFixtu
     assert main(new[1:]) == 0
     common = ["--num-rollout-workers", "0", "--seed", "1", "--stop.env-steps"]
     assert main([*train[1:], *common, "2000", "--out", "own"]) == 0  # that it learns: tests/cli/test_new.py
-    enough = ("15000", "--stop.episode-return-mean", "120")
+    enough = ("15000", "--stop.episode-return-mean", "60")  # while it explores
     assert main([*conservative[1:], *common, *enough, "--out", "conservative"]) == 0
     returns = [episode.episode_return for episode in rlplat.load("conservative").evaluate(10)]
     assert np.mean(returns) > 100, "9.4 to begin with"
