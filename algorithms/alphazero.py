@@ -42,7 +42,7 @@ from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_sequences
 from rlplat.rl.spaces import SpaceSpec
 from rlplat.rl.spread import spread
-from rlplat.rl.unused_settings import DISCRETE, Unused
+from rlplat.rl.unused_settings import DISCRETE, NO_SDE, Unused
 from rlplat.section import Coefficient, Count, CountOrZero, Epsilon, Norm
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class AlphaZeroConfig(AlgorithmConfig):
         "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
         "learner.num_learners": Unused("alphazero has one learner", is_error=True),
         "policy.core": Unused("a search evaluates positions on their own", is_error=True),
-        "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c, impala and sac", is_error=True),
+        "policy.use_sde": NO_SDE,
         "policy.obs_groups": Unused("positions are seen whole", is_error=True),
         "discount": Unused("a game counts by its outcome"),
         "random_start_steps": Unused("games begin at their beginning", is_error=True),

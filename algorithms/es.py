@@ -77,7 +77,7 @@ from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_process
 from rlplat.rl.spaces import ObsSpec, SpaceSpec
 from rlplat.rl.spread import spread
-from rlplat.rl.unused_settings import Unused
+from rlplat.rl.unused_settings import NO_SDE, Unused
 from rlplat.section import Coefficient, Count, Epsilon, Share
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class ESConfig(AlgorithmConfig):
         **dict.fromkeys(("policy.core", "policy.custom"), Unused(_MLPS, is_error=True)),
         "policy.encoder": Unused(_MLPS, is_error=True, harmless=("mlp",)),
         "policy.layer_norm": Unused("es perturbs linear layers", is_error=True),
-        "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c, impala and sac", is_error=True),
+        "policy.use_sde": NO_SDE,
         "policy.obs_groups": Unused("es has no critic", is_error=True),
         "policy.critic_hidden_sizes": Unused("es has no critic", is_error=True),
         "discount": Unused("an episode counts by its undiscounted return"),

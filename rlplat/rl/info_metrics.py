@@ -128,10 +128,8 @@ class VectorInfoMetrics:
     def __init__(self, asked: Sequence[str], num_envs: int, *, resets_in_step: bool) -> None:
         """resets_in_step: SAME_STEP, where an episode's last info is in "final_info" and `info` is that of reset()."""
         self.each = [InfoMetrics(asked) for _ in range(num_envs)]
-        self._is_asked, self._roots = bool(asked), self.each[0].roots
+        self._roots = self.each[0].roots
         self._resets_in_step = resets_in_step
-        self.lacks_final_info = False
-        """An episode ended, something is asked for, and its last info was not told."""
 
     def reset(self) -> None:
         for each in self.each:
@@ -147,7 +145,6 @@ class VectorInfoMetrics:
             source: Any = info
             if self._resets_in_step and ended[b]:
                 if final is None:
-                    self.lacks_final_info = self.lacks_final_info or self._is_asked
                     continue
                 source = final
             try:

@@ -29,6 +29,8 @@ DISCRETE = dict.fromkeys(
     ("policy.squash_actions", "policy.rescale_actions", "policy.initial_log_std"), Unused("actions are discrete")
 )
 """What an algorithm of discrete actions does not use."""
+NO_SDE = Unused("state-dependent exploration is of ppo, a3c, impala and sac", is_error=True)
+"""policy.use_sde, of all others."""
 
 
 def refusal(config: Any) -> str:

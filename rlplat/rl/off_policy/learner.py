@@ -25,7 +25,7 @@ from rlplat.rl.replay.hindsight import HindsightConfig
 from rlplat.rl.sampling.sample_batch import TransitionBatch, rollout_times
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_sequences
-from rlplat.rl.unused_settings import Unused
+from rlplat.rl.unused_settings import NO_SDE, Unused
 from rlplat.section import Count, Epsilon, Norm
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class OffPolicyConfig(AdamWConfig):
     unused: ClassVar[Mapping[str, Unused]] = {
         "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
         "learner.num_learners": Unused("there is one learner", is_error=True),
-        "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c, impala and sac", is_error=True),
+        "policy.use_sde": NO_SDE,
         "policy.obs_groups": Unused("critics of ppo, a3c, impala, sac and td3 may see more", is_error=True),
     }
     shapes_replay: ClassVar[tuple[str, ...]] = (

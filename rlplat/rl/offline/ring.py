@@ -39,7 +39,7 @@ from rlplat.rl.policies.spec import policy_spec
 from rlplat.rl.replay.buffer import Minibatch
 from rlplat.rl.run.algorithm import Algorithm
 from rlplat.rl.spaces import SpaceSpec
-from rlplat.rl.unused_settings import Unused
+from rlplat.rl.unused_settings import NO_SDE, Unused
 from rlplat.rl.user_code import find_code
 from rlplat.section import Count
 
@@ -47,7 +47,7 @@ _NO_ENV = "no environment is stepped to learn"
 NOT_SAMPLED: Mapping[str, Unused] = {
     "learner.backend": Unused("the learner computes with torch", is_error=True, harmless=("torch",)),
     "learner.num_learners": Unused("there is one learner", is_error=True),
-    "policy.use_sde": Unused("state-dependent exploration is of ppo, a3c, impala and sac", is_error=True),
+    "policy.use_sde": NO_SDE,
     "policy.obs_groups": Unused("the network sees all that was recorded", is_error=True),
     "policy.core": Unused("recorded steps are learnt from one by one", is_error=True),
     "stop.episode_return_mean": Unused("no episodes are played to learn: use stop.env_steps", is_error=True),
