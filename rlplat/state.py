@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplat.errors import ConfigError, NotInitialized
 from rlplat.paths import expanded
+from rlplat.processes import state_of
 
 if TYPE_CHECKING:
     from rlplat.runtime.look.log_reading import WorkerLog
@@ -236,7 +237,7 @@ def stacks(worker: str = "all", *, cluster: str | int | None = None, native: boo
     native: all of them by `py-spy dump --native`.
     """
     from rlplat.runtime.look.observer import client_order
-    from rlplat.runtime.process.stacks import process_state, read_stacks
+    from rlplat.runtime.process.stacks import read_stacks
 
     with _observer(cluster) as observer:
         node = observer.ask_node()
@@ -258,7 +259,7 @@ def stacks(worker: str = "all", *, cluster: str | int | None = None, native: boo
                 row["text"] = observer.stack_elsewhere(client, native)
             elif native:
                 row["text"] = _py_spy(pid, "--native")
-            elif process_state(pid) in ("T", "t"):
+            elif state_of(pid) in ("T", "t"):
                 row["text"] = f"stopped: kill -CONT {pid} lets it go on"
             elif _py_spy_program() is not None:
                 row |= {"doing": "seen by py-spy, it does not answer", "text": _py_spy(pid)}

@@ -92,9 +92,9 @@ _MODULES = {
     "submit": "cluster.programs:submit",
     "jobs": "cluster.programs:jobs",
     "join": "cluster.programs:join",
-    "rsync-up": "cluster.files:rsync_up",
-    "rsync-down": "cluster.files:rsync_down",
-    "port-forward": "cluster.files:port_forward",
+    "rsync-up": "cluster.nodes:rsync_up",
+    "rsync-down": "cluster.nodes:rsync_down",
+    "port-forward": "cluster.nodes:port_forward",
 }
 """The modules of commands that are not called as they are, and the function where it is not `run`."""
 

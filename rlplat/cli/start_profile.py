@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import rlplat
+from rlplat.processes import start_time
 
 _SLOWEST = 5
 
@@ -120,8 +121,7 @@ class StartProfile:
 
 def age_s() -> float:
     """Of this process."""
-    try:
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
+    started = start_time(os.getpid())
+    if started is None:  # no /proc
         return time.process_time()
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
+from rlplat import processes
 from rlplat.cluster import marks
 from rlplat.cluster.node_process import HostError, numbered_folder, private_folder, write_private
 
@@ -49,7 +50,7 @@ class Jobs:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, **env, marks.JOB: str(folder)},
             )  # fmt: skip
-        job |= {"pid": supervisor.pid, "began": marks.start_time(supervisor.pid)}
+        job |= {"pid": supervisor.pid, "began": processes.start_time(supervisor.pid)}
         write_private(folder / "job.json", json.dumps(job))
         supervisor.returncode = 0  # it outlives this process, which waits for it nowhere
         return folder.name

@@ -12,37 +12,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from rlplat import processes
+
 NODE, JOB = "RLPLAT_CLUSTER_NODE", "RLPLAT_CLUSTER_JOB"
 _LOOK_S = 0.2
 
 
 def marked(name: str, folder: str) -> list[int]:
     """The process ids of this user whose environment has `name=folder`."""
-    wanted = os.fsencode(f"{name}={folder}")
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            try:
-                with open(f"/proc/{entry}/environ", "rb") as file:
-                    if wanted in file.read().split(b"\0"):
-                        found.append(int(entry))
-            except OSError:  # it ended, or is another user's
-                pass
-    return found
-
-
-def start_time(pid: int) -> str | None:
-    """When the process began, in the kernel's ticks: with the pid it names one process for ever. None: it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
+    return sorted(processes.marked(f"{name}={folder}"))
 
 
 def is_alive(pid: int, began: str | None) -> bool:
-    return began is not None and start_time(pid) == began
+    return began is not None and processes.start_time(pid) == began
 
 
 def end_all(name: str, folder: str, first: int | None, grace_s: float) -> bool:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlplat import processes
 from rlplat.cluster import marks
 
 _STOP_GRACE_S = 3.0
@@ -116,7 +117,7 @@ class NodeProcess:
             except OSError as error:
                 shutil.rmtree(temp, ignore_errors=True)
                 raise HostError(f"node {self.name}: {start.argv[0]}: {error.strerror}") from error
-        record |= {"pid": process.pid, "began": marks.start_time(process.pid)}
+        record |= {"pid": process.pid, "began": processes.start_time(process.pid)}
         self._write(record)
         self._await(process, start, timeout_s)
         if start.address_file is not None:

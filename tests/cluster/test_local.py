@@ -18,6 +18,7 @@ from rlplat.cli import main
 from rlplat.cluster import marks
 from rlplat.cluster.launcher import Launcher, NotReady, NotStarted
 from rlplat.cluster.settings import read_cluster
+from rlplat.processes import start_time
 from tests.cluster.toy_engine import ToyEngine, asked
 
 pytestmark = pytest.mark.process
@@ -235,7 +236,7 @@ def test_a_node_that_ended_is_shown_and_started_again(toy: Path, home: Path) -> 
     pid = json.loads((home / "nodes" / "node-2" / "node.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
     with Launcher(read_cluster(toy), print, ToyEngine()) as launcher:
-        while marks.start_time(pid) is not None:
+        while start_time(pid) is not None:
             pass
         rows = launcher.status()
         assert [row.is_ok for row in rows] == [True, False, True] and "ended" in rows[1].text

@@ -220,9 +220,3 @@ class AgentTrunk:
         self._events.close()
         self._socket.close(linger=int(linger_s * 1000))
         self._context.term()
-
-
-def check_curve() -> None:
-    """ConfigError when this build of ZeroMQ has no CURVE: without it anybody could join."""
-    if not zmq.has("curve"):
-        raise ConfigError("this build of ZeroMQ has no CURVE, without which no machine may join: pip install pyzmq")

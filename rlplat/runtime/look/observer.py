@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlplat.errors import NotInitialized, RuntimeFault
+from rlplat.processes import state_of
 from rlplat.runtime import refs
 from rlplat.runtime.link.transport import Transport, node_of
 from rlplat.runtime.machine.proc_files import usage
 from rlplat.runtime.machine.session import driver_pid, running_sessions
-from rlplat.runtime.process.stacks import process_state
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import ASKER, DRIVER, NODE, Report
 
@@ -162,7 +162,7 @@ class Observer:
             if client not in reports:
                 if self.home(client) not in (NODE, *self.machines):
                     continue  # all of its machine is silent
-                state = self.usage(client)["kernel_state"] if client != DRIVER else process_state(pid)
+                state = self.usage(client)["kernel_state"] if client != DRIVER else state_of(pid)
                 if state in ("", "Z"):
                     continue  # it has ended meanwhile, which is no failure
                 silent.append({"client": client, "pid": pid, "why": _STATES.get(state, f"state {state}")})

@@ -19,6 +19,7 @@ import time
 
 from rlplat.errors import ConfigError, ObjectStoreFull
 from rlplat.given.say import say
+from rlplat.processes import marked, start_time, state_of
 from rlplat.runtime.process.own_frames import IMPORT_ROOT
 
 SPILL_LINK = "spill"
@@ -133,10 +134,10 @@ def kill_marked(mark: str) -> None:
     The mark finds grandchildren in sessions of their own, but not a process that is just being executed: its
     environment reads as empty. Orphans of a cluster become children of its node or zygote (sub-reapers): the rest.
     """
-    needle = f"{MARK}={mark}".encode()
+    needle = f"{MARK}={mark}"
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
-        found = _marked(needle) | _children()
+        found = marked(needle) | _children()
         _kill(found)
         if not _has_children_after_reaping() and not found:
             return
@@ -159,13 +160,13 @@ def mark_as_worker(worker: str) -> None:
 
 def kill_family(mark: str, worker: str, known_children: set[int]) -> None:
     """SIGKILL what a dead worker has left: its descendants, which are this sub-reaper's children now, and theirs."""
-    needles = {f"{MARK}={mark}".encode(), f"{WORKER_MARK}={worker}".encode()}
+    needles = {f"{MARK}={mark}", f"{WORKER_MARK}={worker}"}
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         orphans = _children() - known_children
         if not orphans:
             return
-        found = _marked(*needles)
+        found = marked(*needles)
         _kill(found)
         if not found and not any(_is_being_executed(pid) for pid in orphans):
             return
@@ -182,25 +183,9 @@ def _is_being_executed(pid: int) -> bool:
     """Its environment reads as empty, and it is no zombie."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            if file.read(1):
-                return False
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
+            return not file.read(1) and state_of(pid) not in ("", "Z", "X")
     except OSError:
         return False
-
-
-def _marked(*needles: bytes) -> set[int]:
-    found = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if {*needles} <= {*file.read().split(b"\0")}:
-                        found.add(int(name))
-            except OSError:
-                continue
-    return found
 
 
 def _children() -> set[int]:
@@ -251,17 +236,6 @@ def shared_memory_root() -> str:
     return root
 
 
-def start_time(pid: int) -> str:
-    """The kernel's start time of a process: with the pid it names one process for good. OSError when it has ended,
-    which a zombie has: where nobody waits for it (a container without an init) it stays one.
-    """
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rsplit(b")", 1)[1].split()
-    if fields[0] == b"Z":
-        raise ProcessLookupError(f"process {pid} has ended")
-    return fields[19].decode()
-
-
 def kill_sessions_of(process: str) -> None:
     """What a process that was killed has left of its clusters; `process`: its pid and start time, PID-START."""
     for root in _roots():
@@ -274,7 +248,7 @@ def kill_sessions_of(process: str) -> None:
 def kill_session(path: str) -> None:
     """Its processes, and its folder."""
     deadline = time.monotonic() + _KILL_S
-    while time.monotonic() < deadline and (left := _marked(f"{MARK}={os.path.basename(path)}".encode())):
+    while time.monotonic() < deadline and (left := marked(f"{MARK}={os.path.basename(path)}")):
         _kill(left)
         time.sleep(0.01)
     remove_session(path)
@@ -341,10 +315,7 @@ def is_held(folder: str | os.PathLike[str]) -> bool:
 def is_session_alive(name: str) -> bool:
     """Whether the driver of the session of that name lives; ValueError when that is no session's name."""
     _, pid, started, _ = name.split("-", 3)
-    try:
-        return start_time(int(pid)) == started
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return start_time(int(pid)) == started
 
 
 def is_abandoned(path: str | os.PathLike[str]) -> bool:

@@ -10,7 +10,8 @@ import faulthandler
 import os
 import signal
 import time
-from pathlib import Path
+
+from rlplat.processes import state_of
 
 _SIGNAL = signal.SIGRTMAX - 3
 _FILE = "rlplat-stacks"
@@ -39,18 +40,10 @@ def disarm() -> None:
         _descriptor = None
 
 
-def process_state(pid: int) -> str:
-    """The kernel's letter: R S D T Z; "" for one that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return ""
-
-
 def read_stacks(pid: int) -> str:
     """What faulthandler says of all its threads; "" when it is not armed, stopped or gone."""
     path = _file_of(pid)
-    if path is None or process_state(pid) in ("", "T", "t", "Z"):
+    if path is None or state_of(pid) in ("", "T", "t", "Z"):
         return ""
     try:
         before = os.stat(path).st_size

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from rlplat.errors import ConfigError, NodeLost
 from rlplat.given.say import say
+from rlplat.processes import start_time
 from rlplat.runtime.link.trunk import AgentTrunk, Keys
 from rlplat.runtime.machine.hardware import machine_resources
 from rlplat.runtime.machine.session import (
@@ -28,7 +29,6 @@ from rlplat.runtime.machine.session import (
     kill_session,
     kill_sessions_of,
     make_session,
-    start_time,
 )
 from rlplat.runtime.start import join_file
 from rlplat.runtime.start.start import await_ready, begin_node, configure, furnish, versions

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlplat.processes import start_time
 from rlplat.runtime.machine import session, worker_logs
 from rlplat.runtime.machine.session import SPILL_LINK
 
@@ -73,7 +74,7 @@ def test_a_link_is_no_dead_session(shared: Path, precious: Path, tmp_path: Path)
 
 
 def test_a_link_is_no_running_session(shared: Path, tmp_path: Path) -> None:
-    name = f"rlplat-{os.getpid()}-{session.start_time(os.getpid())}"
+    name = f"rlplat-{os.getpid()}-{start_time(os.getpid())}"
     real = tmp_path / "home"
     real.mkdir()
     (real / "node").touch()
