@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +26,10 @@ The best config, the best trials, which parameters matter, and pictures of an ex
 directory@EXPERIMENT  the experiment's directory
 --out DIR  where pictures go (default: EXPERIMENT/pictures)
 --no-pictures  text only
---html  write a page with everything, report.html, as well
 --json  print one JSON object
 
 examples:
   rlplat tune show runs/demo                       pictures go to runs/demo/pictures
-  rlplat tune show runs/demo --html                one page with all of it: runs/demo/report.html
   rlplat tune show runs/demo --no-pictures --json
 
 The same while it runs, in a browser: tensorboard --logdir runs/demo, optuna-dashboard runs/demo/study.journal
@@ -45,12 +40,10 @@ _NUM_BEST = 10
 
 @command("tune show", _HELP, {"EXPERIMENT": expanded, "DIR": expanded})
 def run(options: argparse.Namespace) -> int:
-    from rlplat.errors import ConfigError, MissingExtra
+    from rlplat.errors import MissingExtra
     from rlplat.rl.run.run_directory import is_running
     from rlplat.tune.analysis import load
 
-    if options.html and options.no_pictures:
-        raise ConfigError("--html is a page with the pictures: omit --no-pictures")
     analysis = load(options.directory)
     goes_on = is_running(options.directory)
     pictures, note = {}, ""
@@ -58,14 +51,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             pictures = _draw(analysis, options.out or options.directory / "pictures")
         except MissingExtra as missing:  # the table needs nothing
-            if options.html:
-                raise
             note = f"{missing}"
-    if options.html:
-        pictures_directory = options.out or options.directory
-        page = pictures_directory / "report.html"
-        _write_page(page, analysis, pictures, goes_on)
-        pictures = {**pictures, "report": page}
     if options.json:
         print_json(summary(analysis, pictures, goes_on))
     else:
@@ -99,10 +85,7 @@ def summary(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> dic
             }
             for trial in best
         ],
-        "importance": [
-            {"name": one.name, "share": round(one.share, 4), "may_be_chance": one.may_be_chance}
-            for one in analysis.importances
-        ],
+        "importance": [{"name": name, "share": round(share, 4)} for name, share in analysis.importances.items()],
         "pictures": {name: str(path) for name, path in pictures.items()},
     }
 
@@ -186,92 +169,21 @@ def importance_text(analysis: Analysis) -> str:
     if not analysis.importances:
         ended = sum(trial.state.has_ended for trial in analysis.judged)
         return f"importance of the parameters: needs {MIN_TRIALS} trials that ended with a value, there are {ended}"
-    parts = [
-        f"{one.name} {one.share:.0%}{' (may be chance)' if one.may_be_chance else ''}" for one in analysis.importances
-    ]
-    return "importance of the parameters: " + ", ".join(parts)
+    return "importance of the parameters: " + ", ".join(f"{n} {share:.0%}" for n, share in analysis.importances.items())
 
 
 def _draw(analysis: Analysis, directory: Path) -> dict[str, Path]:
+    from rlplat.errors import ConfigError
     from rlplat.tune.pictures import draw_all
 
     paths: dict[str, Path] = {}
     for name, figure in draw_all(analysis):
-        paths[name] = directory / f"{name}.png"
-        _writing(paths[name], lambda path, figure=figure: figure.savefig(path, bbox_inches="tight"))
+        paths[name] = path = directory / f"{name}.png"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, bbox_inches="tight")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {path}: {error.strerror or error}; choose another place: --out DIRECTORY"
+            ) from None
     return paths
-
-
-def _write_page(path: Path, analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
-    from rlplat.tune.directory import config_text
-
-    best = analysis.pareto_front if len(analysis.metric) > 1 else analysis.ranked[:_NUM_BEST]
-    parts = [f"<h1>{escape(analysis.name)}</h1>", f"<p>{escape(headline(analysis, goes_on))}</p>"]
-    if best and len(analysis.metric) == 1:
-        parts += ["<h2>Best config</h2>", f"<pre>{escape(config_text(best[0].config))}</pre>"]
-    if best:
-        parts += ["<h2>Best trials</h2>", _table(*best_table(analysis, best))]
-    parts += [f"<p>{escape(importance_text(analysis) if best else analysis.why_none())}</p>"]
-    for name, file in pictures.items():
-        heading = _HEADINGS.get(name, name.replace("_", " "))
-        source = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-        parts += [f"<h2>{escape(heading)}</h2>", f'<img src="{source}" alt="{escape(heading)}">']
-    body = "\n".join(parts)
-    text = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{escape(analysis.name)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
-    _writing(path, lambda target: target.write_text(text, encoding="utf-8"))
-
-
-def _writing(path: Path, write: Any) -> None:
-    from rlplat.errors import ConfigError
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror or error}; choose another place: --out DIRECTORY"
-        ) from None
-
-
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; }
-h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-pre { padding: .7rem 1rem; border: 1px solid #8886; border-radius: 6px; overflow-x: auto; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .8rem .15rem 0; text-align: left; white-space: nowrap; }
-th { border-bottom: 1px solid #8886; }
-td.number, th.number { text-align: right; }
-img { max-width: 100%; height: auto; background: white; border-radius: 6px; }
-"""
-
-_HEADINGS = {
-    "learning_curves": "Learning curves",
-    "pareto_front": "Pareto front",
-    "importance": "Which parameters matter",
-    "slices": "The metric against each parameter",
-    "parallel_coordinates": "Parallel coordinates",
-    "schedules": "Schedules",
-}
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    from rlplat.tune.roster import value_text
-
-    looks = [
-        ' class="number"' if all(type(row[column]) in (int, float) for row in rows) else ""
-        for column in range(len(header))
-    ]
-
-    def line(tag: str, texts: Iterable[str]) -> str:
-        cells = (f"<{tag}{look}>{escape(text)}</{tag}>" for text, look in zip(texts, looks, strict=True))
-        return f"<tr>{''.join(cells)}</tr>"
-
-    lines = [line("th", header), *(line("td", map(value_text, row)) for row in rows)]
-    return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"

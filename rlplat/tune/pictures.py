@@ -2,7 +2,7 @@
 
     for name, figure in draw_all(analysis): figure.savefig(directory / f"{name}.png")
 
-schedules: how population-based training changed the parameters; importance: with what may be chance.
+schedules: how population-based training changed the parameters; importance: also of conditional ones.
 """
 
 from __future__ import annotations
@@ -78,18 +78,13 @@ def _importance(analysis: Analysis) -> Any:
     """How much each parameter matters."""
     from matplotlib import pyplot
 
-    found = analysis.importances[: 2 * _MOST_AXES]
+    found = dict(itertools.islice(analysis.importances.items(), 2 * _MOST_AXES))
     if not found:
         return None
     figure, axes = pyplot.subplots(figsize=(7, 1.3 + 0.3 * len(found)), layout="constrained")
-    shares = [one.share for one in found]
-    axes.barh(range(len(found)), shares, color=["0.75" if one.may_be_chance else "tab:blue" for one in found])
-    for row, one in enumerate(found):
-        text = f" {one.share:.0%}" + ("  (may be chance)" if one.may_be_chance else "")
-        axes.text(one.share, row, text, va="center", fontsize="small")
-    axes.set_yticks(range(len(found)), short_names([one.name for one in found]).values())
+    axes.bar_label(axes.barh([*short_names([*found]).values()], [*found.values()]), fmt="{:.0%}", padding=3)
     axes.invert_yaxis()
-    axes.set_xlim(0, max([*shares, 0.01]) * 1.3)
+    axes.margins(x=0.1)
     axes.set_title(f"Importance for {analysis.metric[0]} (PED-ANOVA, {len(analysis.judged):,} trials)")
     return figure
 
@@ -134,7 +129,7 @@ def _schedules(analysis: Analysis) -> Any:
 
 def _important_names(analysis: Analysis) -> list[str]:
     """Of the parameters that differ between trials; the most important first, as far as that is known."""
-    ranks = {one.name: rank for rank, one in enumerate(analysis.importances)}
+    ranks = {name: rank for rank, name in enumerate(analysis.importances)}
     tried = {name for trial in analysis.judged for name in trial.params}
     names = [name for name in analysis.domains if name in tried]
     varying = [name for name in names if len({str(trial.params.get(name)) for trial in analysis.judged}) > 1]

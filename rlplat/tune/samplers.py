@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ import numpy as np
 
 from rlplat.errors import ConfigError, MissingExtra
 from rlplat.tune.address import is_url, shown
-from rlplat.tune.domains import Domain, Normal, Options, Range
+from rlplat.tune.domains import Domain, Normal, Options, Range, Uniform
 from rlplat.tune.searchers import History, LearningSearch, Outcome
 from rlplat.tune.space import Choose, Space
 from rlplat.tune.trial import Trial, first_line
@@ -103,6 +104,28 @@ def as_study(trials: Sequence[Trial], modes: Sequence[str], domains: Mapping[str
             )
         )
     return study
+
+
+def importances(trials: Sequence[Trial], modes: Sequence[str], domains: Mapping[str, Domain]) -> dict[str, float]:
+    """How much each parameter matters for the first metric, as optuna-dashboard says it (PED-ANOVA, Watanabe et al.
+    2023): shares, the largest first. A parameter that only some trials have is judged by those."""
+    normal = {name: domain for name, domain in domains.items() if isinstance(domain, Normal)}  # by their shares
+    shares = [
+        replace(
+            trial, params=trial.params | {n: d.share(trial.params[n]) for n, d in normal.items() if n in trial.params}
+        )
+        for trial in trials
+    ]
+    study = as_study(shares, modes, {**domains, **dict.fromkeys(normal, Uniform(0, 1))})
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    sign = 1.0 if modes[0] == "min" else -1.0
+    tried = [name for name in domains if any(name in trial.params for trial in trials)]
+    with quietly():
+        found = {
+            name: evaluator.evaluate(study, [name], target=lambda trial: sign * trial.values[0])[name] for name in tried
+        }
+    total = sum(found.values()) or 1.0
+    return {name: value / total for name, value in sorted(found.items(), key=lambda item: -item[1])}
 
 
 def make_sampler(name: str, options: Mapping[str, Any]) -> MakeSampler:

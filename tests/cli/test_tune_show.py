@@ -31,7 +31,6 @@ def test_it_prints_the_best_and_writes_pictures(tmp_path: Path, capsys: pytest.C
     for name in ("learning_curves", "importance", "slices", "parallel_coordinates"):
         picture = (tmp_path / "demo" / "pictures" / f"{name}.png").read_bytes()
         assert picture.startswith(b"\x89PNG") and len(picture) > 5000
-    assert not (tmp_path / "demo" / "report.html").exists()
 
 
 def test_without_matplotlib_the_table_is_there_and_one_line_about_pictures(
@@ -44,18 +43,6 @@ def test_without_matplotlib_the_table_is_there_and_one_line_about_pictures(
     out = capsys.readouterr()
     assert "the best trials:\n" in out.out and "best config (trial" in out.out
     assert out.err.count("\n") == 1 and out.err.startswith("a picture needs matplotlib: ")
-    assert main(["tune", "show", str(tmp_path / "demo"), "--html"]) == 2
-
-
-def test_the_page_needs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_experiment(tmp_path / "<b>demo", 30)
-    assert main(["tune", "show", str(tmp_path / "<b>demo"), "--html", "--out", str(tmp_path / "out"), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    page = Path(answer["pictures"]["report"]).read_text()
-    assert answer["pictures"]["report"] == str(tmp_path / "out" / "report.html")
-    assert "<h1>&lt;b&gt;demo</h1>" in page and "<b>" not in page
-    assert page.count("data:image/png;base64,") == 4 and "<script" not in page
-    assert not re.findall(r"(?:src|href)=\"(?!data:)", page)
 
 
 def test_json_of_several_objectives_and_of_a_running_experiment(
@@ -76,7 +63,6 @@ def test_json_of_several_objectives_and_of_a_running_experiment(
     ("arguments", "message"),
     [
         (["nowhere"], "there is no experiment in nowhere: it has no experiment.yaml"),
-        (["demo", "--html", "--no-pictures"], "omit --no-pictures"),
         (["demo", "--out", "file/pictures"], "cannot write file/pictures/.*choose another place: --out"),
     ],
 )
