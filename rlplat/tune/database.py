@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from optuna.exceptions import StorageInternalError
@@ -42,8 +41,6 @@ CONNECT_S = 5
 """Limit for each address of the server."""
 PATIENCE_S = 60.0
 """How long a server that went away is waited for."""
-REPLY_S = 20.0
-"""A server that takes longer over a turn's writes hangs, and is treated as one that went away."""
 
 
 class Server:
@@ -129,24 +126,6 @@ def drivers_errors() -> Iterator[None]:
         raise
 
 
-@contextmanager
-def limited(connection: Callable[[], Any]) -> Iterator[None]:
-    """libpq waits for a reply for ever: after `REPLY_S` the connection is shut, and the call fails. connection: the one
-    that is in use by then."""
-
-    def shut() -> None:
-        with suppress(psycopg2.Error, OSError), socket.socket(fileno=os.dup(connection().fileno())) as pipe:
-            pipe.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(REPLY_S, shut)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-
-
 def line_of(error: BaseException) -> str:
     """The first line of what the server or the driver says."""
     return first_line(str(error)) or type(error).__name__
@@ -165,21 +144,25 @@ class DatabaseStudy:
     ) -> None:  # fmt: skip
         """Makes the tables and the study where they are not there; a study without a single report is not there, unless
         `resume`. ConfigError: the server cannot be reached, or another tuner is at this study."""
-        self._server = Server(url, say)
-        self._name = name
-        self._connection = self._server.connect()  # only a server that goes away after this is waited for
+        self._server, self._name, self.study_id = Server(url, say), name, 0
+        self._connection = self._server.connect()  # only a server that goes away later is waited for
         try:
-            refusal = self._server.patiently(lambda: self._open(directions, resume))
-        except ServerError as error:
-            raise ConfigError(f"{self._server.place}: {line_of(error)}") from None
-        if refusal is not None:
-            raise refusal
+            self._query("SELECT pg_advisory_lock(%s, 0)", LOCKS)  # two that make the tables at once fail
+            self.storage: BaseStorage = self._server.optuna_storage(self._connect)
+            with drivers_errors():
+                self._open_study(directions, resume)
+            self._query("SELECT pg_advisory_unlock(%s, 0)", LOCKS)
+        except BaseException as error:
+            self._connection.close()  # with its locks
+            if isinstance(error, ServerError):
+                raise ConfigError(f"{self._server.place}: {line_of(error)}") from None
+            raise
 
     def do(self, action: Callable[[], T]) -> T:
-        """With the storage; again and again while the server is away, or hangs."""
+        """With the storage; again and again while the server is away."""
 
         def attempt() -> T:
-            with limited(lambda: self._connection), drivers_errors():
+            with drivers_errors():
                 return action()
 
         return self._server.patiently(attempt)
@@ -189,25 +172,6 @@ class DatabaseStudy:
 
     def close(self) -> None:
         self._connection.close()
-
-    def _open(self, directions: Sequence[StudyDirection], resume: bool) -> ConfigError | None:
-        """Once more from the start where the server went away in the middle: what was made is found. Returns a refusal,
-        which nobody needs to wait for."""
-        self.study_id = 0
-        self._connect()
-        try:
-            self._query("SELECT pg_advisory_lock(%s, 0)", LOCKS)  # two that make the tables at once fail
-            self.storage: BaseStorage = self._server.optuna_storage(self._connect)
-            with drivers_errors():
-                self._open_study(directions, resume)
-            self._query("SELECT pg_advisory_unlock(%s, 0)", LOCKS)
-        except ConfigError as refusal:
-            self._connection.close()
-            return refusal
-        except BaseException:
-            self._connection.close()  # with its locks
-            raise
-        return None
 
     def _open_study(self, directions: Sequence[StudyDirection], resume: bool) -> None:
         try:

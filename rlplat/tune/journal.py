@@ -1,6 +1,6 @@
 """The journal of an experiment: a file of JSON lines in Optuna's journal format, with one writer.
 
-    journal = Journal(path)                  # ConfigError while another process has it open
+    journal = Journal(path)
     storage = JournalStorage(journal)        # Optuna's: all that it writes is in memory
     journal.sync()                           # in the file; on the disk within 50 ms
     journal.sync(wait=True)                  # on the disk
@@ -8,7 +8,8 @@
 The lines are those of Optuna's `JournalFileBackend`, so `optuna-dashboard EXP/study.journal` and
 `optuna.load_study(storage=JournalStorage(JournalFileBackend(path)), ...)` read it, also while it is written: only whole
 lines are ever appended. What differs is the price: Optuna takes a lock file and waits for the disk with every line,
-because anybody may write; here a lock is held as long as the journal is open, and a thread waits for the disk.
+because anybody may write; here the lock of the experiment's directory keeps others away, and a thread waits for the
+disk.
 
 What `sync` has confirmed survives kill -9 of this process at once, and the loss of power after 50 ms (`wait=True`: at
 once; for when something is about to be deleted that the disk may still name). A last line that was not written whole is
@@ -19,11 +20,9 @@ cut off when the journal is opened again; a full disk takes back the half that i
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -44,8 +43,6 @@ except ImportError:
 
 T = TypeVar("T")
 
-_LOCK_GRACE_S = 2.0
-"""How long a writer that was just killed may take to vanish."""
 _DISK_PERIOD_S = 0.05
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -113,10 +110,10 @@ class ReadJournal(BaseJournalBackend):
 
 
 class Journal(BaseJournalBackend):
-    """Open for writing, by this process alone."""
+    """Open for writing, by this process alone: the lock of the experiment's directory sees to that."""
 
     def __init__(self, path: Path) -> None:
-        """ConfigError: another process has it open, or it cannot be written."""
+        """ConfigError: it cannot be written."""
         self.path, self.logs = path, Logs(path)
         self.num_cut = 0
         """Bytes of a last line that was not whole."""
@@ -126,12 +123,7 @@ class Journal(BaseJournalBackend):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
-        try:
-            self._lock()
-            self._cut_torn_line()
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+        self._cut_torn_line()
         self._waiting: list[bytes] = []
         self._unread: list[dict[str, Any]] = []
         """Appended since Optuna read the last time, which it does after each of its operations."""
@@ -186,7 +178,6 @@ class Journal(BaseJournalBackend):
         )
 
     def close(self) -> None:
-        """Sync and let go of the lock; the lock goes even if the disk refuses."""
         try:
             self.sync(wait=True)
         finally:
@@ -201,34 +192,13 @@ class Journal(BaseJournalBackend):
         self.flush()
         return self.logs
 
-    def _lock(self) -> None:
-        deadline = time.monotonic() + _LOCK_GRACE_S
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    holder = _holder_of(self._descriptor)
-                    raise ConfigError(
-                        f"the experiment in {self.path.parent} is still running{f' (pid {holder})' if holder else ''}"
-                    ) from None
-                time.sleep(0.02)
-
     def _cut_torn_line(self) -> None:
-        """Keep what ends with a line end; searched from the back, because the file may be long."""
-        size = end = os.fstat(self._descriptor).st_size
-        while end > 0:
-            start = max(0, end - 4096)
-            piece = os.pread(self._descriptor, end - start, start)
-            line_end = piece.rfind(b"\n")
-            if line_end >= 0:
-                end = start + line_end + 1
-                break
-            end = start
-        self.num_cut = size - end
-        if self.num_cut:
-            os.ftruncate(self._descriptor, end)
+        """Keep what ends with a line end."""
+        written = self.path.read_bytes()
+        if written and not written.endswith(b"\n"):
+            whole = written.rfind(b"\n") + 1
+            self.num_cut = len(written) - whole
+            os.ftruncate(self._descriptor, whole)
 
 
 class _Disk:
@@ -264,7 +234,7 @@ class JournalStudy:
     def __init__(
         self, path: Path, name: str, directions: Sequence[StudyDirection], say: Callable[[str], None] = print
     ) -> None:
-        """ConfigError: another process has it open, it cannot be written, it is damaged."""
+        """ConfigError: it cannot be written, it is damaged."""
         self._journal = Journal(path)
         try:
             if self._journal.num_cut:
@@ -312,17 +282,3 @@ def has_reports(path: Path) -> bool:
     """Whether a study in a journal has any: its line of an intermediate value has op code 7."""
     with open(path, "rb") as lines:
         return any(b'"op_code":7,' in line for line in lines)
-
-
-def _holder_of(descriptor: int) -> int | None:
-    """The process that has the lock, as /proc/locks tells it: `1: FLOCK ADVISORY WRITE 4711 08:02:1234 0 EOF`."""
-    inode = os.fstat(descriptor).st_ino
-    try:
-        lines = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        fields = line.split()
-        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
-            return int(fields[4]) if int(fields[4]) > 0 else None
-    return None

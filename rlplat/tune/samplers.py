@@ -11,7 +11,6 @@ together, and their model learns from the trials that had them: a choice's optio
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from rlplat.tune.address import is_url, shown
 from rlplat.tune.domains import Domain, Normal, Options, Range, Uniform
 from rlplat.tune.searchers import History, LearningSearch, Outcome
 from rlplat.tune.space import Choose, Space
-from rlplat.tune.trial import Trial, first_line
+from rlplat.tune.trial import Trial
 
 try:
     import optuna
@@ -39,7 +38,6 @@ try:
         IntDistribution,
     )
     from optuna.samplers import BaseSampler
-    from optuna.storages.journal import JournalFileBackend
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial, TrialState
 
@@ -309,24 +307,27 @@ def _groups(space: Space, conditional: bool, jointly: bool) -> list[tuple[str, .
 
 def earlier_outcomes(place: str, space: Space, maximize: Sequence[bool]) -> tuple[list[Outcome], int]:
     """The trials of an earlier experiment that fit this space: they have all the parameters that each trial has, and
-    within their domains. place: the experiment's directory, its study.journal, or postgresql://user@host/database
-    (#name: this study of it only). Returns them, oldest first, and how many had ended in all."""
+    within their domains. place: the experiment's directory, its study.journal, or postgresql://user@host/database#name.
+    Returns them, oldest first, and how many had ended in all."""
+    from rlplat.tune.study import stored_study
+
+    url, _, name = place.partition("#") if is_url(place) else (place, "", "")
+    if shown(url) != url:
+        raise ConfigError(
+            "warm_start: leave the password out of the address, which is written into the experiment's files, and give "
+            "it in PGPASSWORD or ~/.pgpass"
+        )
+    path = Path(place) / "study.journal" if Path(place).is_dir() else Path(place)
+    try:
+        directions, trials = stored_study(url if is_url(place) else path, name or None)
+    except ConfigError as error:
+        raise ConfigError(f"warm_start: {error}") from None
+    if [direction is StudyDirection.MAXIMIZE for direction in directions] != list(maximize):
+        theirs = " and ".join(direction.name.lower() for direction in directions)
+        raise ConfigError(f"warm_start: {place} has {theirs} for its metric, and this experiment has not")
     signs = [1.0 if up else -1.0 for up in maximize]
-    outcomes: list[Outcome] = []
-    total = 0
-    for name, directions, trials in _studies_of(place):
-        if [direction is StudyDirection.MAXIMIZE for direction in directions] != list(maximize):
-            theirs = " and ".join(direction.name.lower() for direction in directions)
-            raise ConfigError(
-                f"warm_start: '{name}' in {place} has {theirs} for its metric, and this experiment has not"
-            )
-        for trial in trials:
-            outcome = _earlier_outcome(trial, signs)
-            if outcome is not None:
-                total += 1
-                if _fits(outcome, space):
-                    outcomes.append(outcome)
-    return outcomes, total
+    ended = [outcome for trial in trials if (outcome := _earlier_outcome(trial, signs)) is not None]
+    return [outcome for outcome in ended if _fits(outcome, space)], len(ended)
 
 
 def _earlier_outcome(trial: FrozenTrial, signs: Sequence[float]) -> Outcome | None:
@@ -350,52 +351,6 @@ def _fits(outcome: Outcome, space: Space) -> bool:
         if name in space.domains and space.domains[name].contains(value)
     }
     return all(name in outcome.params for name, conditions in space.conditions.items() if not conditions)
-
-
-def _studies_of(place: str) -> list[tuple[str, list[StudyDirection], list[FrozenTrial]]]:
-    name = ""
-    storage: optuna.storages.BaseStorage
-    with contextlib.ExitStack() as stack:
-        try:
-            if is_url(place):
-                url, _, name = place.partition("#")
-                if shown(url) != url:
-                    raise ConfigError(
-                        "warm_start: leave the password out of the address, which is written into the experiment's "
-                        "files, and give it in PGPASSWORD or ~/.pgpass"
-                    )
-                storage = _database(url, stack)
-            else:
-                path = Path(place) / "study.journal" if Path(place).is_dir() else Path(place)
-                if not path.is_file():
-                    raise ConfigError(f"warm_start: there is no {path}")
-                storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
-            studies = storage.get_all_studies()
-            names = [study.study_name for study in studies]
-            if name and name not in names:
-                raise ConfigError(f"warm_start: there is no study '{name}' in {place}; there are {', '.join(names)}")
-            return [
-                (study.study_name, study.directions, storage.get_all_trials(study._study_id, deepcopy=False))
-                for study in studies
-                if name in ("", study.study_name)
-            ]
-        except ConfigError:
-            raise
-        except Exception as error:  # sqlalchemy, psycopg2 and json have no exception in common
-            raise ConfigError(f"warm_start: cannot read {place}: {first_line(str(error))}") from None
-
-
-def _database(url: str, stack: contextlib.ExitStack) -> optuna.storages.RDBStorage:
-    """Read only: no table is made. Closed by the stack."""
-    from rlplat.tune.database import Server
-
-    server = Server(url, say=lambda text: None)
-    try:
-        connection = server.connect()
-    except ConfigError as error:
-        raise ConfigError(f"warm_start: {error}") from None
-    stack.callback(connection.close)
-    return server.optuna_storage(lambda: connection, read_only=True)
 
 
 class EvolutionSearch(LearningSearch):

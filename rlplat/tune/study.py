@@ -271,16 +271,7 @@ class Study:
     def read(cls, storage: str | Path, name: str | None = None) -> list[Trial]:
         """All trials by number, without a lock: also beside the tuner that writes them. name None: the only study
         there. ConfigError: there is none."""
-        if is_url(storage):
-            from rlplat.tune.database import read_database
-
-            directions, trials = read_database(str(storage), name)
-        else:
-            path = expanded(storage)
-            journal = replayed(ReadJournal(path))
-            study_id = study_in(journal, name, path)
-            directions = journal.get_study_directions(study_id)
-            trials = journal.get_all_trials(study_id, deepcopy=False)
+        directions, trials = stored_study(storage, name)
         sign = -1.0 if directions[0] is StudyDirection.MINIMIZE else 1.0
         return [restored(stored, sign, shown(storage)) for stored in trials]
 
@@ -325,6 +316,18 @@ class Study:
             if value := getattr(trial, key):
                 record[key] = value
         return as_json(record, f"trial {trial.number}")
+
+
+def stored_study(storage: str | Path, name: str | None) -> tuple[list[StudyDirection], list[FrozenTrial]]:
+    """As Optuna has it, without a lock; name None: the only one there. ConfigError: it is not there."""
+    if is_url(storage):
+        from rlplat.tune.database import read_database
+
+        return read_database(str(storage), name)
+    path = expanded(storage)
+    journal = replayed(ReadJournal(path))
+    study_id = study_in(journal, name, path)
+    return journal.get_study_directions(study_id), journal.get_all_trials(study_id, deepcopy=False)
 
 
 def restored(stored: FrozenTrial, sign: float, place: str) -> Trial:

@@ -89,30 +89,6 @@ def test_a_disk_that_fails_later_is_told_by_the_next_sync(journal: Journal, monk
     assert numbers(journal.path) == [1, 2]
 
 
-def test_a_second_writer_is_told_who_has_it(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplat.tune.journal._LOCK_GRACE_S", 0.1)
-    with pytest.raises(
-        ConfigError, match=rf"experiment in {journal.path.parent} is still running \(pid {os.getpid()}\)"
-    ):
-        Journal(journal.path)
-
-
-@pytest.mark.process
-def test_a_writer_that_is_just_ending_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "study.journal"
-    code = f"from rlplat.tune.journal import Journal; j = Journal({str(path)!r}); print(flush=True); input()"
-    first = subprocess.Popen(
-        [sys.executable, "-c", f"from pathlib import Path; {code.replace(repr(str(path)), f'Path({str(path)!r})')}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert first.stdout and first.stdin
-    first.stdout.readline()
-    first.send_signal(signal.SIGKILL)
-    Journal(path).close()
-    first.communicate()
-
-
 def test_a_torn_last_line_is_cut_off_and_the_rest_stays(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
     whole = b"".join(json.dumps(log(n)).encode() + b"\n" for n in range(3))

@@ -443,7 +443,7 @@ def test_earlier_experiments_that_do_not_fit_are_refused(tmp_path):
     refused("none of the 30 trials in .* has alpha", space=Space.parse({"alpha": tune.uniform(0, 1)}))
     refused("warm_start: there is no .*nowhere", place=str(tmp_path / "nowhere"))
     (tmp_path / "broken.journal").write_text("no json\n{}\n")
-    refused("warm_start: cannot read .*broken.journal", place=str(tmp_path / "broken.journal"))
+    refused("warm_start: .*broken.journal is damaged in line 1", place=str(tmp_path / "broken.journal"))
     refused("warm_start: storage cannot be reached", place="postgresql://nobody@127.0.0.1:1/nothing")
     refused("leave the password out", place="postgresql://somebody:secret@127.0.0.1:1/nothing")
 
@@ -462,12 +462,10 @@ def test_a_restart_and_an_earlier_experiment_in_a_database(tmp_path, monkeypatch
 
         monkeypatch.setenv("PGPASSWORD", PASSWORD)
         place = shown(server.url)
-        for name, taken in (("#a", 14), ("", 28)):
-            settings = Searcher("tpe", warm_start=[place + name])
-            searcher = make_searcher(settings, CONDITIONAL, seed=0, num_samples=5)
-            assert f"learns from {taken} of {taken} trials" in searcher.notice
-        with pytest.raises(ConfigError, match=r"there is no study 'c' in .*; there are a, b"):
-            make_searcher(Searcher("tpe", warm_start=[place + "#c"]), CONDITIONAL, seed=0, num_samples=5)
+        searcher = make_searcher(Searcher("tpe", warm_start=[f"{place}#a"]), CONDITIONAL, seed=0, num_samples=5)
+        assert "learns from 14 of 14 trials" in searcher.notice
+        with pytest.raises(ConfigError, match=r"warm_start: .* holds 'a', 'b', not 'c'"):
+            make_searcher(Searcher("tpe", warm_start=[f"{place}#c"]), CONDITIONAL, seed=0, num_samples=5)
 
 
 # ----------------------------------------------------------------------------------------------------- distributions

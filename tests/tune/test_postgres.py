@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -210,79 +209,6 @@ def test_a_server_that_starts_anew_is_waited_for_and_nothing_is_lost(
     begin(study, 5)  # it is back
     study.close()
     assert len(Study.read(own_server.url, "demo")) == 6
-
-
-MOMENTS = [
-    "before Server.optuna_storage",
-    "before RDBStorage.delete_study",
-    "after RDBStorage.create_new_study",
-    "after DatabaseStudy._lock",
-]
-
-
-@pytest.mark.process
-def test_a_server_that_goes_away_while_a_study_is_opened_is_waited_for(
-    own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for moment in MOMENTS:
-        Study.open(own_server.url, moment, ["max"], resume=False).close()  # killed at once: it is begun anew
-        said: list[str] = []
-
-        def say(text: str, said: list[str] = said) -> None:
-            """It is back when somebody has noticed."""
-            said.append(text)
-            if own_server.is_stopped:
-                own_server.start()
-
-        with monkeypatch.context() as patch:
-            stop_once(own_server, moment, patch)
-            study = Study.open(own_server.url, moment, ["max"], resume=False, say=say)
-        begin(study, 0)
-        study.close()
-        assert said and "waiting for the storage" in said[0], moment
-        assert len(Study.read(own_server.url, moment)) == 1
-
-
-def stop_once(server: PostgresServer, moment: str, patch: pytest.MonkeyPatch) -> None:
-    """The server stops at the first call of "before Class.method", or after it."""
-    when, _, place = moment.partition(" ")
-    owner_name = place.partition(".")[0]
-    owner = getattr(database, owner_name)
-    function = getattr(owner, place.partition(".")[2])
-    calls = 0
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 1 and when == "before":
-            server.stop()
-        result = function(*args, **kwargs)
-        if calls == 1 and when == "after":
-            server.stop()
-        return result
-
-    patch.setattr(owner, function.__name__, interrupted)
-
-
-@pytest.mark.process
-def test_a_server_that_hangs_is_waited_for_too(own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "REPLY_S", 0.3)
-    monkeypatch.setattr(database, "CONNECT_S", 2)
-    said: list[str] = []
-    study = Study.open(own_server.url, "demo", ["max"], resume=False, say=said.append)
-    run_trial(study, 0)
-    study.sync()
-    own_server.signal_all(signal.SIGSTOP)
-    try:
-        waiting = threading.Thread(target=run_trial, args=(study, 1))
-        waiting.start()
-        assert soon(lambda: said)
-    finally:
-        own_server.signal_all(signal.SIGCONT)
-    monkeypatch.setattr(database, "REPLY_S", 20)
-    waiting.join()
-    study.close()
-    assert len(Study.read(own_server.url, "demo")) == 2
 
 
 def test_a_server_that_cannot_be_reached_is_named(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
