@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from rich.cells import cell_len, set_cell_size
@@ -28,6 +28,7 @@ from rlplat.tune.trial import Trial, TrialState
 DRAW_PERIOD_S = 0.25
 _LONGEST_CELL = 32
 _SHORTEST_CELL = 8
+_NARROW = 60
 _NUM_BEST = 5
 _STYLES = {
     TrialState.RUNNING: "green",
@@ -97,20 +98,18 @@ class LiveTable(View):
 
 
 def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
-    """At most `height - 1` lines of at most `width` cells."""
-    lines = height - 1 - len(head := _head(snapshot, width)) - 1  # the table's own header
-    others = sorted(snapshot.live, key=lambda trial: trial.state is not TrialState.RUNNING)
+    """At most `height - 1` lines of at most `width` cells: the best trials, then the others, those that run first."""
+    head = _head(snapshot, width)
     best = list(snapshot.best[:_NUM_BEST])
-    if lines < len(best) + len(others) + 2:  # a short terminal shows both, the best first
-        best = best[: max(1, (lines - 2) // 3)]
     numbers = {trial.number for trial in best}
-    waiting = [trial for trial in others if trial.number not in numbers]
-    space = max(0, lines - len(best) - 2 - (0 if best else 1))
-    shown = waiting if len(waiting) <= space else waiting[: max(0, space - 1)]
-    rows: list[Trial | str] = [*(["best"] if best else []), *best, *(["now"] if shown else []), *shown]
-    more = f"… and {len(waiting) - len(shown):,} more"
-    end = [_line(more, width)] if len(shown) < len(waiting) and lines > len(rows) else []
-    return Group(*head, table(rows[: max(0, lines)], snapshot.metric, width), *end)
+    others = [trial for trial in snapshot.live if trial.number not in numbers]
+    others.sort(key=lambda trial: trial.state is not TrialState.RUNNING)
+    room = height - 1 - len(head) - 3  # the cursor's line, the table's header, two headings
+    best = best[: max(1, room // 3, room - len(others))]
+    shown = others if len(others) <= room - len(best) else others[: max(0, room - len(best) - 1)]
+    rows: list[Trial | str] = [*(["best", *best] if best else []), *(["now", *shown] if shown else [])]
+    more = [_line(f"… and {hidden:,} more", width)] if (hidden := len(others) - len(shown)) and room > 2 else []
+    return Group(*head, table(rows, snapshot.metric, width), *more)
 
 
 def last_picture(snapshot: Snapshot, width: int) -> RenderableType:
@@ -147,30 +146,27 @@ def table(rows: Sequence[Trial | str], metric: tuple[str, ...], width: int) -> T
     if any(trial.progress != trial.step for trial in trials):
         fixed["progress"] = [_amount(trial.progress) for trial in trials]
     fixed["time"] = [duration_text(trial.run_s) for trial in trials]
+    if width < _NARROW:
+        fixed = {name: cells for name, cells in fixed.items() if name not in ("state", "steps", "progress", "time")}
     names = short_names(list(dict.fromkeys(name for trial in trials for name in trial.params)))
     params = {
         short: [value_text(trial.params[name]) if name in trial.params else "" for trial in trials]
         for name, short in names.items()
     }
-    kept = {name: cells for name, cells in params.items() if len(set(cells)) > 1} or dict(params)
-    first = dict(itertools.islice(kept.items(), 1))
-    for name in _LESS_NEEDED:  # a narrow terminal
-        if _width(fixed) + _width(first, _SHORTEST_CELL) - 2 > width:
-            fixed.pop(name, None)
-    if _width(fixed) + _width(params) - 2 <= width:
-        kept = params
-    while kept and _width(fixed) + _width(kept, _SHORTEST_CELL) - 2 > width:
-        kept.popitem()
+    room = width - sum(max(map(cell_len, [name, *cells])) + 2 for name, cells in fixed.items())
+    kept = params
+    if len(params) > (num := max(0, room // (_SHORTEST_CELL + 2))):
+        varying = {name: cells for name, cells in params.items() if len(set(cells)) > 1} or params
+        kept = dict(itertools.islice(varying.items(), num))
     made = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in fixed:
         made.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
-    for name, cells in kept.items():
+    for name, cells in kept.items():  # what is too wide of these, rich cuts
         is_number = all(re.fullmatch(r"[-+.\de]*", cell) for cell in cells)
         title = Text(name, no_wrap=True, overflow="ellipsis")
         made.add_column(title, justify="right" if is_number else "left", max_width=_LONGEST_CELL)
-    more = f"+{len(params) - len(kept)}"
-    if len(kept) < len(params) and _width(fixed) + _width(kept, _SHORTEST_CELL) + len(more) <= width:
-        made.add_column(more, no_wrap=True)
+    if len(kept) < len(params):
+        made.add_column(f"+{len(params) - len(kept)}", no_wrap=True)
     position = itertools.count()
     for row in rows:
         if isinstance(row, str):
@@ -181,13 +177,6 @@ def table(rows: Sequence[Trial | str], metric: tuple[str, ...], width: int) -> T
         style = _STYLES.get(row.state, "")
         made.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells), style=style)
     return made
-
-
-_LESS_NEEDED = ("time", "progress", "state", "steps")
-
-
-def _width(columns: Mapping[str, Sequence[str]], longest: int = _LONGEST_CELL) -> int:
-    return sum(min(longest, max(map(cell_len, [name, *cells]))) + 2 for name, cells in columns.items())
 
 
 def _line(text: str, width: int, style: str = "") -> Text:
