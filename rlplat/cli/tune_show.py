@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplat.cli.look.cluster_view import print_table
 from rlplat.cli.output import print_json
 from rlplat.cli.parser import command
 from rlplat.durations import duration_text
@@ -36,6 +35,7 @@ The same while it runs, in a browser: tensorboard --logdir runs/demo, optuna-das
 In Python: analysis = rlplat.tune.load("runs/demo"); analysis.dataframe()
 """
 _NUM_BEST = 10
+_WIDE = 200
 
 
 @command("tune show", _HELP, {"EXPERIMENT": expanded, "DIR": expanded})
@@ -91,7 +91,11 @@ def summary(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> dic
 
 
 def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None:
+    from rich.console import Console
+    from rich.padding import Padding
+
     from rlplat.tune.directory import config_text
+    from rlplat.tune.live_table import table
     from rlplat.tune.trial import last_line
 
     print(headline(analysis, goes_on))
@@ -103,9 +107,12 @@ def _print(analysis: Analysis, pictures: dict[str, Path], goes_on: bool) -> None
             print(f"\nbest config (trial {best[0].number}){_best_file(analysis, best[0])}:")
             print(textwrap.indent(config_text(best[0].config).rstrip(), "  "))
         title = "the Pareto front" if len(analysis.metric) > 1 else "the best trials"
-        print(f"\n{title}:")
-        header, rows = best_table(analysis, best[: 2 * _NUM_BEST])
-        print_table(header, rows, indent="  ")
+        print(f"\n{title}:", flush=True)
+        # A file takes whole lines.
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+        console.print(
+            Padding(table(best[: 2 * _NUM_BEST], analysis.metric, console.width - 2), (0, 0, 0, 2), expand=False)
+        )
     failed = [trial for trial in analysis.trials if trial.error and str(trial.state) == "failed"]
     if failed:
         print(f"\n{len(failed)} failed, the last one (trial {failed[-1].number}): {last_line(failed[-1].error)}")
@@ -136,29 +143,6 @@ def headline(analysis: Analysis, goes_on: bool) -> str:
     state = "; still going" if goes_on else ""
     trials = f"{len(analysis.trials):,} trials ({shown})"
     return f"{analysis.name}: {trials}, {duration_text(seconds)} of trials' time{state}"
-
-
-def best_table(analysis: Analysis, trials: list[Trial]) -> tuple[list[str], list[list[Any]]]:
-    """Parameters that are the same in all of these trials are left out where there are more than eight."""
-    from rlplat.tune.roster import short_names
-
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    varying = [name for name in names if len({str(trial.params.get(name)) for trial in trials}) > 1]
-    names = names if len(names) <= 8 else varying
-    short = short_names(names)
-    header = ["trial", "state", *analysis.metric, "steps", "seconds", *(short[name] for name in names)]
-    rows = [
-        [
-            trial.number,
-            str(trial.state),
-            *trial.values,
-            trial.step,
-            trial.run_s or "",  # of one that runs it is as old as its last checkpoint
-            *(trial.params.get(name, "") for name in names),
-        ]
-        for trial in trials
-    ]
-    return header, rows
 
 
 def importance_text(analysis: Analysis) -> str:

@@ -16,7 +16,6 @@ is still going. All but the study is derived from it: a full disk drops lines an
 from __future__ import annotations
 
 import fcntl
-import re
 import shlex
 import shutil
 import time
@@ -45,7 +44,6 @@ from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import Trial, TrialState
 
 BEST_PERIOD_S = 2.0
-_CLOSED = re.compile(r"closed; study\.journal has (\d+) lines")
 
 
 class ExperimentDirectory:
@@ -131,23 +129,15 @@ class ExperimentDirectory:
         return path
 
     def refuse_cut_study(self, known: Collection[int]) -> None:
-        """ConfigError where the study has lost more than a line that it had: it is shorter than it was when the
-        experiment was closed, or has no trial for a report (each was recorded there before it began). known: its
+        """ConfigError where the study has no trial for a report: each was recorded there before it began. known: its
         trials."""
-        log = (self.path / "log.txt").read_text(encoding="utf-8", errors="replace")
-        before = max(map(int, _CLOSED.findall(log)), default=0)
-        num_lines = before if self._spec.storage else _num_lines(self.path / "study.journal")
         lost = sorted({report["trial"] for report in read_reports(self._reports.path)} - set(known))
-        if num_lines < before - 1:
-            what = f"it has {num_lines:,} lines and had {before:,} when the experiment was closed"
-        elif lost:
-            what = f"it has no trial {lost[0]}, whose reports are in results.jsonl"
-        else:
-            return
-        raise ConfigError(
-            f"{shown(self.storage)} was cut: {what}; restore it from a copy, or start a new experiment with --out (to "
-            f"continue with what is left, remove results.jsonl and log.txt from {self.path})"
-        )
+        if lost:
+            raise ConfigError(
+                f"{shown(self.storage)} was cut: it has no trial {lost[0]}, whose reports are in results.jsonl; "
+                "restore it from a copy, or start a new experiment with --out (to continue with what is left, remove "
+                f"results.jsonl from {self.path})"
+            )
 
     def recall(self, trials: Sequence[Trial]) -> None:
         """An experiment goes on: the study has the values of each report, and the other metrics of the last one only
@@ -227,8 +217,6 @@ class ExperimentDirectory:
             self._try(part.close)
         if self.dropped:
             self.say(f"{self.path}: {self.dropped} writes of results were refused by the disk; the study has them all")
-        if not self._spec.storage and (journal := self.path / "study.journal").is_file():
-            self.log(f"closed; study.journal has {_num_lines(journal)} lines")
         try:
             self._log_file.close()
         except OSError:
@@ -293,11 +281,6 @@ def take_back(path: Path) -> None:
 def _has_just_begun(path: Path) -> bool:
     """Killed before it had written what it is."""
     return path.is_dir() and {entry.name for entry in path.iterdir()} <= {"log.txt", "trials"}
-
-
-def _num_lines(path: Path) -> int:
-    with open(path, "rb") as lines:
-        return sum(1 for _ in lines)
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:

@@ -29,11 +29,6 @@ Scalar = float | int | str | bool | None
 
 @dataclass(frozen=True)
 class Domain:
-    @property
-    def is_ordered(self) -> bool:
-        """Whether "a little more" has a meaning, as for numbers."""
-        return False
-
     def problem(self) -> str:
         """What is wrong with it (`low must be below high`), or the empty string."""
         return ""
@@ -68,6 +63,7 @@ class Options(Domain):
 
     @property
     def is_ordered(self) -> bool:
+        """Whether "a little more" has a meaning, as for numbers."""
         return all(is_number(label) for label in self.labels)
 
     @property
@@ -122,8 +118,6 @@ class SampleFrom:
     """Not drawn but computed, after everything else: function(config) or function(config, rng)."""
 
     function: Callable[..., Any]
-
-    text = "sample_from"
 
     def problem(self) -> str:
         return "" if callable(self.function) else f"{self.function!r} cannot be called"
@@ -212,10 +206,6 @@ class Range(Domain):
     is_log = False
     is_integer = False
     q: float | None = None
-
-    @property
-    def is_ordered(self) -> bool:
-        return True
 
     @property
     def top(self) -> float:

@@ -104,20 +104,6 @@ class Space:
             place[key] = compute(name, function, config, rng)
         return Suggestion(config, work.params)
 
-    def build(self, params: Mapping[str, Any], rng: np.random.Generator | None = None) -> Suggestion:
-        """The config of these values, which must be in their domains; ConfigError where one is missing or is not.
-        Values of options that were not taken are left out."""
-
-        def given(name: str, domain: Domain) -> Any:
-            if name not in params:
-                raise ConfigError(f"the space has a parameter '{name}', and it has no value here")
-            try:
-                return domain.clip(params[name])
-            except TypeError as error:
-                raise ConfigError(f"parameter '{name}': {error}") from None
-
-        return self.draw(given, rng)
-
 
 def trial_rng(seed: int, number: int) -> np.random.Generator:
     """The random numbers of a trial's suggestion."""

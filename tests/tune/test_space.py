@@ -313,26 +313,7 @@ def test_a_point_of_a_huge_grid_is_found_without_making_the_grid():
     assert list(point.values()) == [998, *[999] * 19]  # the last axis first: it changes fastest
 
 
-# --------------------------------------------------------------------------------------------------------------- build
-
-
-def test_build_makes_the_config_of_given_values():
-    space = Space.parse(
-        {
-            "x": tune.uniform(0, 1),
-            "o": tune.choice([{"name": "sgd", "m": tune.randint(0, 5)}, {"name": "adam"}]),
-            "y": tune.sample_from(lambda config: config["x"] + 1),
-        }
-    )
-    built = space.build({"x": 0.5, "o": "sgd", "o.m": 17})
-    assert built.config == {"x": 0.5, "o": {"name": "sgd", "m": 4}, "y": 1.5}
-    assert built.params == {"x": 0.5, "o": "sgd", "o.m": 4}
-    assert space.build({"x": 0.5, "o": "adam", "o.m": 3}).params == {"x": 0.5, "o": "adam"}
-    assert space.build(built.params) == built
-    with pytest.raises(ConfigError, match=r"'o\.m'.*no value"):
-        space.build({"x": 0.5, "o": "sgd"})
-    with pytest.raises(ConfigError, match="parameter 'o': 'rmsprop' is none of"):
-        space.build({"x": 0.5, "o": "rmsprop"})
+# -------------------------------------------------------------------------------------------------------------- values
 
 
 def test_values_are_plain():
