@@ -338,38 +338,21 @@ BAD = [
     (["seed.yaml", "--algo", "ppo"], "omit --algo and --env"),
     (["seed.yaml", "--only", "a"], "--only a: seed.yaml has no `runs`, it is one experiment"),
     (["--algo", "ppo", "--only", "a"], "--only chooses among the `runs` of an experiment file"),
-    (["--algo", "pp", "--env", "CartPole-v1"], "unknown algorithm 'pp'; did you mean 'ppo'?"),
     (["--algo", "ppo", "--set", "learning_rate=1"], "'env' is not set"),
-    (["seed.yaml", "--set", "num_sampels=3"], "unknown key 'num_sampels' (from --set num_sampels); did you mean 'num"),
     (["seed.yaml", "--num-samples", "0"], "'num_samples' (from --num-samples): 0 (must be a whole number from 1"),
-    (["seed.yaml", "--num-samples", "many"], "bad value for 'num_samples' (from --num-samples): 'many'"),
-    (["seed.yaml", "--max-concurrent", "-1"], "bad value for 'max_concurrent' (from --max-concurrent): -1"),
-    (["seed.yaml", "--set", "resources.cpu=-1"], "bad value for 'resources.cpu' (from --set resources.cpu): -1"),
     (["seed.yaml", "--set", "resources.cpu=7000"], "one trial needs cpu 7000 (from --set resources.cpu), and the who"),
-    (["seed.yaml", "--set", "resources.gpus=1"], "{'cpu': 1, 'gpus': 1} (unknown resource 'gpus'; did you mean"),
     (["seed.yaml", "--set", "alpha={uniform: [1, 0]}"], "'alpha' in --set alpha: uniform: the range is empty"),
-    (["seed.yaml", "--set", "alpha={grid: []}"], "there is nothing to choose from: the list is empty"),
-    (["seed.yaml", "--num-samples", "50_000"], "has 6 points; with num_samples=50,000 there are 300,000 trials, more"),
     (["seed.yaml", "--max-concurrent", "1", "--set", "metric=acuracy"],
      "no metric 'acuracy' in the first report of trial 0; did you mean 'accuracy'?\nreported: accuracy"),
     (["seed.yaml", "--max-concurrent", "1", "--set", "stop.training_iteration=3"],
      "stop (from --set stop.training_iteration): no metric 'training_iteration' in the first report of trial 0"),
-    (["seed.yaml", "--set", "metric=[accuracy, loss]", "mode=max"], "1 mode (max) for 2 metrics (accuracy, loss)"),
-    (["seed.yaml", "--set", "searcher=tp"], "no searcher 'tp'; did you mean 'tpe'?"),
-    (["seed.yaml", "--set", "searcher={name: random, gamma: 3}"], "searcher random: unknown key 'gamma'"),
-    (["seed.yaml", "--set", "scheduler=ahsa"], "unknown trial scheduler 'ahsa'; did you mean 'asha'?"),
-    (["seed.yaml", "--set", "scheduler={name: asha, max_progres: 9}"], "did you mean 'max_progress'?"),
-    (["seed.yaml", "--set", "scheduler={name: hyperband, max_progress: 9}", "trainable=./my_trial.py:returning"],
-     "cannot be saved: give it save and load"),
     (["seed.yaml", "--storage", "sqlite:///x.db"], "storage (from --storage): SQLite locks up while several processe"),
     (["seed.yaml", "--storage", "postgresql://nobody@127.0.0.1:1/none"], "127.0.0.1"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:trian"], "my_trial.py has no 'trian'; did you mean 'train'?"),
-    (["seed.yaml", "--set", "trainable=./nothing.py:train"], "there is no file nothing.py"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:without_number"], "is 'high', not a number"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:nothing", "--max-concurrent", "1"],
      "trial 2: it returned nothing, and reported nothing: return a dict of metrics, or report them"),
     (["seed.yaml", "--set", "trainable=./my_trial.py:raises", "max_failures=0"], "ValueError: no such alpha\n  in "),
-    (["cyclic.yaml"], "nested deeper than 32 levels"),
     (["evil.yaml"], "evil.yaml:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed"),
 ]  # fmt: skip
 
@@ -379,7 +362,6 @@ def test_bad_input_is_one_message_and_exit_code_2_and_everything_is_as_before(
     here: Path, finished: Path, capsys: Any, arguments: list[str], said: str
 ) -> None:
     shutil.copytree(finished, here / "kept")
-    (here / "cyclic.yaml").write_text("trainable: ppo\nconfig: &a {x: *a}\n")
     (here / "evil.yaml").write_text("trainable: !!python/object/apply:os.system ['touch evil']\n")
     before = files_of(here)
     assert tune(*arguments) == 2

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import types
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +13,6 @@ from rlplat.tune.directory import ExperimentDirectory
 from rlplat.tune.domains import choice, grid, loguniform
 from rlplat.tune.spec import ExperimentSpec
 from rlplat.tune.trial import Trial, TrialState
-from tests.patience import soon
 
 sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))  # TensorFlow takes ten seconds to load
 accumulators = pytest.importorskip(
@@ -95,81 +89,21 @@ def test_steps_that_are_repeated_replace_the_earlier_ones(tmp_path: Path) -> Non
     assert scalars(tmp_path / "tensorboard" / "00000", "accuracy") == [(1, 1), (2, 200)]
 
 
-_SERVER = """import sys, types
-sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")  # without TensorFlow
-from tensorboard.main import run_main
-run_main()
-"""
+def test_the_hparams_page_of_tensorboard_finds_each_trials_parameters_and_its_end(experiment: Path) -> None:
+    metadata = pytest.importorskip("tensorboard.plugins.hparams.metadata")
 
+    def told(number: int) -> tuple[dict[str, Any], int | None]:
+        """As the page reads it: the parameters, how the trial ended."""
+        events = accumulators.EventAccumulator(str(experiment / "tensorboard" / f"{number:05d}")).Reload()
+        tags = events.PluginTagToContent(metadata.PLUGIN_NAME)
+        start = metadata.parse_session_start_info_plugin_data(tags[metadata.SESSION_START_INFO_TAG])
+        assert start.group_name == f"{number:05d}" and start.start_time_secs > 0
+        params = {name: getattr(value, value.WhichOneof("kind")) for name, value in start.hparams.items()}
+        if metadata.SESSION_END_INFO_TAG not in tags:
+            return params, None
+        return params, metadata.parse_session_end_info_plugin_data(tags[metadata.SESSION_END_INFO_TAG]).status
 
-@pytest.fixture
-def server(experiment: Path) -> Iterator[str]:
-    """TensorBoard on a free port; its address."""
-    arguments = [
-        "--logdir",
-        str(experiment),
-        "--port",
-        "0",
-        "--host",
-        "127.0.0.1",
-        "--load_fast",
-        "false",
-        "--reload_interval",
-        "1",
-    ]
-    log = experiment.parent / "server.txt"
-    with open(log, "w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, *arguments],
-            stdout=file,
-            stderr=file,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        )
-    try:
-        assert soon(lambda: "http://127.0.0.1:" in log.read_text() or process.poll() is not None)
-        text = log.read_text()
-        assert process.poll() is None, text
-        yield "http://127.0.0.1:" + text.split("http://127.0.0.1:")[1].split("/")[0]
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def ask(url: str, body: Any = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        return json.load(reply)
-
-
-@pytest.mark.process
-def test_the_hparams_page_of_tensorboard_shows_the_experiment(server: str) -> None:
-    plugin = f"{server}/data/plugin/hparams"
-    session_groups = {
-        "startIndex": 0,
-        "sliceSize": 100,
-        "allowedStatuses": ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING", "STATUS_UNKNOWN"],
-    }
-    assert soon(lambda: len(ask(f"{server}/data/runs")) == 3), "a run for each trial"
-
-    experiment = ask(f"{plugin}/experiment", {"experimentName": ""})
-    parameters = {info["name"]: info for info in experiment["hparamInfos"]}
-    assert parameters["lr"]["type"] == "DATA_TYPE_FLOAT64"
-    assert {"optimizer", "layers", "amount", "is_fast"} < parameters.keys()
-    metrics = [info["name"]["tag"] for info in experiment["metricInfos"]]
-    assert sorted(metrics) == ["accuracy", "loss"]
-
-    columns = [{"metric": {"group": "", "tag": tag}} for tag in metrics]
-    columns += [{"hparam": name} for name in parameters]
-    groups = ask(f"{plugin}/session_groups", {**session_groups, "colParams": columns})["sessionGroups"]
-    by_name = {group["name"]: group for group in groups}
-    assert sorted(by_name) == ["00000", "00001", "00002"]
-    assert by_name["00001"]["hparams"] == {
-        "lr": 0.1, "optimizer": "adam", "layers": "[64]", "amount": "auto", "is_fast": False,
-    }  # fmt: skip
-    values = {value["name"]["tag"]: value["value"] for value in by_name["00001"]["metricValues"]}
-    assert values == {"accuracy": 1.5, "loss": 0.5}
-    status = {name: group["sessions"][0]["status"] for name, group in by_name.items()}
-    assert status == {"00000": "STATUS_SUCCESS", "00001": "STATUS_FAILURE", "00002": "STATUS_UNKNOWN"}, (
-        "it has not ended"
-    )
+    success, failure = 1, 2  # tensorboard/plugins/hparams/api.proto
+    first = {"lr": 0.01, "optimizer": "sgd", "layers": "[64]", "amount": 1, "is_fast": True}
+    assert told(0) == (first, success) and told(2) == (first, None)
+    assert told(1) == ({**first, "lr": 0.1, "optimizer": "adam", "amount": "auto", "is_fast": False}, failure)
