@@ -107,7 +107,8 @@ def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     room = height - 1 - len(head) - 3  # the cursor's line, the table's header, two headings
     best = best[: max(1, room // 3, room - len(others))]
     shown = others if len(others) <= room - len(best) else others[: max(0, room - len(best) - 1)]
-    rows: list[Trial | str] = [*(["best", *best] if best else []), *(["now", *shown] if shown else [])]
+    rows: list[Trial | str] = ["best", *best] if best else []
+    rows += ["now", *shown] if shown else []
     more = [_line(f"… and {hidden:,} more", width)] if (hidden := len(others) - len(shown)) and room > 2 else []
     return Group(*head, table(rows, snapshot.metric, width), *more)
 
