@@ -39,6 +39,11 @@ def make_encoder(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -
     return image_encoder(spec, "", compute_dtype)
 
 
+def is_as_made(layer: nn.Linear | nn.Conv2d) -> bool:
+    """Whether torch alone has initialised it: an encoder of the user's own may have loaded, drawn or frozen its own."""
+    return layer.weight.requires_grad and layer.weight._version == 1
+
+
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_,
     "relu": torch.relu_,

@@ -41,7 +41,7 @@ def check_network(network: Any, spec: PolicySpec, device: torch.device) -> None:
             f"{name}: no gradient comes back from log-probabilities, entropies and values ({error}); is something "
             "detached, in no_grad, or changed in place?"
         ) from error
-    unused = [n for n, p in network.named_parameters() if p.grad is None]
+    unused = [n for n, p in network.named_parameters() if p.grad is None and p.requires_grad]
     if unused:
         raise UsageError(
             f"{name}: {_listed(unused)} take no part in log-probabilities, entropies or values: use them in forward, "
@@ -50,6 +50,18 @@ def check_network(network: Any, spec: PolicySpec, device: torch.device) -> None:
     network.zero_grad(set_to_none=True)
     if spec.has_mask:
         _check_mask(name, network, spec, device, state_size)
+
+
+def own_class(spec: PolicySpec) -> str:
+    """That of the user's own, a network or an encoder, or the empty string."""
+    return spec.custom or (spec.encoder if ":" in spec.encoder else "")
+
+
+def size_lazy_layers(network: Any, spec: PolicySpec) -> None:
+    """nn.LazyLinear and the like learn their sizes from what they see first."""
+    if any(nn.parameter.is_lazy(parameter) for parameter in network.parameters()):
+        with torch.no_grad():
+            network(sample_obs(spec, 1, torch.device("cpu")))
 
 
 def persistent_buffers(network: nn.Module) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.action_distributions import ActionDistribution, sde_log_std
 from rlplat.rl.torch.cores import make_core
-from rlplat.rl.torch.encoders import TensorObs, make_encoder
-from rlplat.rl.torch.network_check import errors_named
+from rlplat.rl.torch.encoders import TensorObs, is_as_made, make_encoder
+from rlplat.rl.torch.network_check import errors_named, size_lazy_layers
 
 
 class ActorCritic(nn.Module):
@@ -99,7 +99,7 @@ class ActorCritic(nn.Module):
         gains: dict[nn.Module, float] = {self.actor_head: 0.01, self.critic_head: 1.0}
         parts = [self.actor_encoder, self.critic_encoder, self.actor_head, self.critic_head]
         for module in (module for part in parts if part is not None for module in part.modules()):
-            if isinstance(module, nn.Linear | nn.Conv2d):
+            if isinstance(module, nn.Linear | nn.Conv2d) and (":" not in self.spec.encoder or is_as_made(module)):
                 # Drawn in the default memory order: the same numbers whatever order the kernel is kept in.
                 weight = torch.empty(module.weight.shape)
                 nn.init.orthogonal_(weight, gains.get(module, math.sqrt(2.0)))
@@ -115,4 +115,5 @@ def make_network(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -
     with errors_named(spec.custom or spec.encoder, "making the network"):
         network_class = load_class(spec.custom) if spec.custom else ActorCritic
         network: ActorCritic = network_class(spec, compute_dtype)
+        size_lazy_layers(network, spec)
     return network

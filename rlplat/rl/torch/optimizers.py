@@ -154,8 +154,9 @@ class RMSProp:
     """The numbers of `numpy_learning.RMSProp` (no momentum, not centred), for the parameters of one module."""
 
     def __init__(self, module: nn.Module, *, decay: float, epsilon: float, epsilon_inside_root: bool) -> None:
-        self._names = [name for name, _ in module.named_parameters()]
-        self._parameters: list[torch.Tensor] = list(module.parameters())
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._names = list(trained)
+        self._parameters: list[torch.Tensor] = list(trained.values())
         self._decay, self._epsilon, self._epsilon_inside_root = decay, epsilon, epsilon_inside_root
         self._steps = 0
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self._parameters]

@@ -13,8 +13,8 @@ from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.framework_check import require_known_state, require_q_shapes
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.torch.cores import make_core
-from rlplat.rl.torch.encoders import TensorObs, make_encoder
-from rlplat.rl.torch.network_check import constant_buffers, sample_obs
+from rlplat.rl.torch.encoders import TensorObs, is_as_made, make_encoder
+from rlplat.rl.torch.network_check import constant_buffers, own_class, sample_obs, size_lazy_layers
 
 
 class QNetwork(nn.Module):
@@ -97,7 +97,7 @@ class QNetwork(nn.Module):
 
     def _initialize_orthogonally(self) -> None:
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
+            if isinstance(module, nn.Linear | nn.Conv2d) and (":" not in self.spec.encoder or is_as_made(module)):
                 weight = torch.empty(module.weight.shape)
                 nn.init.orthogonal_(weight, math.sqrt(2.0))
                 module.weight.data.copy_(weight)
@@ -179,13 +179,14 @@ def make_q_network(spec: PolicySpec, q: QSpec, compute_dtype: torch.dtype = torc
             "ActorCritic is for PPO and A3C)"
         )
     network: QNetwork = network_class(spec, q, compute_dtype)
+    size_lazy_layers(network, spec)
     return network
 
 
 def check_q_network(network: QNetwork, device: torch.device) -> None:
     """Raises UsageError where a network of the user's own does not keep the promises of `QNetwork.forward`."""
     spec = network.spec
-    own = spec.custom or (spec.encoder if ":" in spec.encoder else "")
+    own = own_class(spec)
     if not own:
         return
     require_known_state(own, network)

@@ -18,7 +18,13 @@ from rlplat.rl.policies.framework_check import GradientNorms
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.saved import Saved
 from rlplat.rl.torch.device import resolve_device, resolve_precision, use_threads
-from rlplat.rl.torch.network_check import check_network, persistent_buffers, require_made_alike
+from rlplat.rl.torch.network_check import (
+    check_network,
+    own_class,
+    persistent_buffers,
+    require_made_alike,
+)
+from rlplat.rl.torch.network_probe import probe
 from rlplat.rl.torch.networks import make_network
 from rlplat.rl.torch.optimizers import Adam, RMSProp, adam_of
 from rlplat.rl.torch.weights import load_weights, weights_of
@@ -58,10 +64,14 @@ class Trainee(GradientNorms, Saved):
             torch.manual_seed(int(seed.generate_state(1)[0]))
             precision = resolve_precision(learner.precision, spec, self.device)
             network = make(precision)
-            if persistent_buffers(network):
-                require_made_alike(spec, network, make(precision))
+            own = own_class(spec)
+            if own or persistent_buffers(network):
+                other = make(precision)
+                require_made_alike(spec, network, other)
+                if own:
+                    probe(spec, network, other)
             self.network: Any = network.to(self.device)
-        self.names = [name for name, _ in self.network.named_parameters()]
+        self.names = [name for name, parameter in self.network.named_parameters() if parameter.requires_grad]
         if optimizer is None and getattr(config, "adam_epsilon", None) is not None:
             optimizer = partial(adam_of, config)
         self._optimizer = None if optimizer is None else optimizer(self.network)
@@ -102,11 +112,13 @@ class Trainee(GradientNorms, Saved):
         return stats, self._optimizer.step(learning_rate, self._max_norm, *own)
 
     def gradients(self, loss: Tensor) -> Weights:
-        """By name, zeros of what took no part in the loss; the network keeps none."""
-        names, parameters = zip(*self.network.named_parameters(), strict=True)
-        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        """By name, zeros of what took no part in the loss or is frozen; the network keeps none."""
+        named = dict(self.network.named_parameters())
+        trained = [parameter for parameter in named.values() if parameter.requires_grad]
+        gradients = iter(torch.autograd.grad(loss, trained, materialize_grads=True))
+        of_all = [next(gradients) if each.requires_grad else torch.zeros_like(each) for each in named.values()]
         # A convolution's gradient may lie in another order of memory than C's.
-        return {name: np.ascontiguousarray(g.numpy()) for name, g in zip(names, gradients, strict=True)}
+        return {name: np.ascontiguousarray(g.numpy()) for name, g in zip(named, of_all, strict=True)}
 
     def weights(self) -> Weights:
         return weights_of(self.network)
