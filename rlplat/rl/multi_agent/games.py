@@ -149,7 +149,7 @@ class ParallelGame(_OfPettingZoo):
                 )
             if name not in ended:  # an agent that appears only now has no reward for a decision
                 to_act[name] = self._of(obs, agent, "observations"), infos.get(agent, {})
-                collected.setdefault(name, float(rewards.get(agent, 0.0)))
+                collected.setdefault(name, rewards.get(agent, 0.0))
         return Moment(to_act, collected, ended)
 
     def _of(self, values: Any, agent: Any, what: str) -> Any:

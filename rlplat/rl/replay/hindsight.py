@@ -80,7 +80,9 @@ class GoalRewards:
 
     @staticmethod
     def _by_rows(method: Callable[..., Any], achieved: Array, desired: Array) -> Array:
-        return np.array([float(method(a, d, {})) for a, d in zip(achieved, desired, strict=True)], np.float64)
+        # item(): a goal of one number may make a reward of shape (1,).
+        alone = [np.asarray(method(a, d, {})).item() for a, d in zip(achieved, desired, strict=True)]
+        return np.array(alone, np.float64)
 
     def _try_out(self) -> None:
         """Random steps: whether recorded rewards are what `compute_reward` says, and whether it takes many at once."""
@@ -91,7 +93,7 @@ class GoalRewards:
             obs, reward, ends, cut, _ = env.step(env.action_space.sample())
             achieved.append(np.array(obs[ACHIEVED]))
             desired.append(np.array(obs[DESIRED]))
-            rewards.append(float(reward))
+            rewards.append(float(np.asarray(reward).item()))
             terminated.append(bool(ends))
             if ends or cut:
                 env.reset()

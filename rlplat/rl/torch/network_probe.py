@@ -62,7 +62,7 @@ def _found(spec: PolicySpec, network: Any, other: Any) -> tuple[str, str]:
     if _differ(said, asked.answers(other)):
         return (
             "two networks of this class with the same weights give different outputs, and policies act with another "
-            "one than the learner trains: something is drawn anew each time it is made and is no parameter. Draw "
+            "one than the learner trains: something is drawn each time it is made and is no parameter. Draw "
             "constants from a generator with a seed of its own (torch.Generator().manual_seed(0)); layers belong "
             "into attributes, nn.ModuleList or nn.ModuleDict"
         ), ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlplat.errors import ConfigError, EnvError, EnvNotFound
@@ -11,6 +12,7 @@ from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.multi_agent.games import ParallelGame, TurnGame, is_multi_agent, make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, make_plan, plan_multi_agent
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
+from tests.rl.multi_agent.fixture_games import Dying
 
 SMALL = SpaceSpec(ObsSpec("vector", (3,), "float32"), ActionSpec("discrete", n=2))
 LARGE = SpaceSpec(ObsSpec("vector", (5,), "float32"), ActionSpec("discrete", n=2))
@@ -178,6 +180,19 @@ def make_turns() -> Any:
     from tests.rl.multi_agent.fixture_games import Turns
 
     return Turns()
+
+
+def test_rewards_with_an_axis_are_left_to_who_reads_them() -> None:
+    """numpy 2.4 makes no float of them, and `step() raised` was said of the environment."""
+
+    class WithAxis(Dying):
+        def step(self, actions: Any) -> Any:
+            obs, rewards, *rest = super().step(actions)
+            return obs, {agent: np.array([reward]) for agent, reward in rewards.items()}, *rest
+
+    game = ParallelGame(WithAxis(), "WithAxis")
+    game.reset()
+    assert game.step({"a": 0, "b": 0, "c": 0}).rewards == {"a": 11.0, "b": 21.0, "c": 31.0}
 
 
 def test_parallel_and_turn_based_are_told_apart() -> None:

@@ -317,6 +317,23 @@ def test_what_cannot_tell_its_rewards_is_refused(env: type, says: str) -> None:
         GoalRewards(f"{__name__}:{env.__name__}", {})
 
 
+class AsLongAsItsGoal(Numbered):
+    """What `abs(achieved - desired)` makes of goals of one number: rewards of shape (1,)."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, self.compute_reward(obs["achieved_goal"], obs["desired_goal"], {}), *rest
+
+    def compute_reward(self, achieved_goal: Array, desired_goal: Array, info: Any) -> Any:
+        return -np.abs(achieved_goal - desired_goal)
+
+
+def test_rewards_of_goals_of_one_number_are_numbers() -> None:
+    """numpy 2.4 makes no float of an array with an axis."""
+    goals = np.array([[1.0], [5.0]]), np.array([[3.0], [4.0]])
+    assert GoalRewards(f"{__name__}:AsLongAsItsGoal", {}).rewards(*goals).tolist() == [-2.0, -1.0]
+
+
 VECTOR = ObsSpec("vector", (2,), "float32")
 GOALS = {"observation": VECTOR, "achieved_goal": VECTOR, "desired_goal": VECTOR}
 
