@@ -3,7 +3,7 @@
     handle = running.handle                                  # or an argument of a deployment's constructor
     answer = await handle.predict.remote(x)                  # in a coroutine
     answer = handle.predict.remote(x).result(timeout_s=5)    # elsewhere
-    async for part in handle.words.stream(x): ...            # of a method that yields
+    async for part in handle.words.stream(x): ...            # of a method that yields; elsewhere: for part in ...
     handle.options(model_id="a").remote(x)                   # of a deployment with several models (multiplexing.py)
 
 A call goes straight to the replica with the fewest calls of this process that are running; one that names a model, to
@@ -20,7 +20,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Container, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Container, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,6 +233,33 @@ def _as_argument(value: Any) -> Any:
     return value.ref() if isinstance(value, Response) else value
 
 
+class Stream:
+    """For `async for`, and for `for` where no event loop runs."""
+
+    def __init__(self, values: AsyncGenerator[Any]) -> None:
+        self._values = values
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._values
+
+    def __anext__(self) -> Awaitable[Any]:
+        return anext(self._values)
+
+    def aclose(self) -> Awaitable[None]:
+        return self._values.aclose()
+
+    def __iter__(self) -> Iterator[Any]:
+        loop = asyncio.new_event_loop()
+        try:
+            while True:
+                yield loop.run_until_complete(anext(self._values))
+        except StopAsyncIteration:
+            return
+        finally:
+            loop.run_until_complete(self._values.aclose())
+            loop.close()
+
+
 class Handle:
     """Of a deployment; can be pickled, so that deployments, tasks and actors of the application may hold it."""
 
@@ -263,9 +290,12 @@ class Handle:
     def remote(self, *args: Any, **kwargs: Any) -> Response:
         return Response(self, args, kwargs)
 
-    async def stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    def stream(self, *args: Any, **kwargs: Any) -> Stream:
         """The values of a method that yields (`def` or `async def`), as they are made. ActorDied where its replica dies
         after the first value."""
+        return Stream(self._values(args, kwargs))
+
+    async def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncGenerator[Any]:
         gone: set[str] = set()
         for attempt in itertools.count(1):
             give_up = time.monotonic() + NO_REPLICA_S

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from rlplat.errors import RlplatError
@@ -31,6 +33,16 @@ class Refused(RlplatError):
 
     def body(self) -> dict[str, Any]:
         return {"error": {"code": self.code, "message": self.message}}
+
+
+@contextlib.contextmanager
+def no_exit() -> Iterator[None]:
+    """`sys.exit()` in a deployment is an error of its call: asyncio would end the loop, and the next replica get the
+    call."""
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(f"it raised SystemExit({error})") from error
 
 
 def busy(what: str, num_waiting: int) -> Refused:

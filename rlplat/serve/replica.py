@@ -29,7 +29,7 @@ from rlplat.serve.handle import Handle, all_routes, peers_of, set_models, set_ro
 from rlplat.serve.http.sharing import CANARY
 from rlplat.serve.metrics import Metrics, exposition
 from rlplat.serve.multiplexing import ModelRequest, Models, in_context, in_thread, loaders_of
-from rlplat.serve.refusals import Gate, Refused
+from rlplat.serve.refusals import Gate, Refused, no_exit
 
 QUIET_S = 0.25
 """A draining replica ends when it was not called for so long: calls sent before the routes changed have arrived."""
@@ -167,28 +167,30 @@ class Replica:
         self._drained = asyncio.get_running_loop().create_future()
         await self._drained
 
-    async def call(self, _method: str, _model_id: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, _method: str, _model_id: str, /, *args: Any, **kwargs: Any) -> Any:
         method = self._method(_method, _model_id)
         self._called_at = time.monotonic()
         async with self._gate:
             try:
                 async with asyncio.timeout(self._options.request_timeout_s) as limit:
-                    with ModelRequest(_model_id):
+                    with ModelRequest(_model_id), no_exit():
                         if inspect.iscoroutinefunction(method):
                             return await method(*args, **kwargs)
                         loop = asyncio.get_running_loop()
                         answer = await loop.run_in_executor(self._thread, in_context(method, *args, **kwargs))
+                        if inspect.isgenerator(answer) or inspect.isasyncgen(answer):
+                            raise TypeError(f"{self._spec.deployment_name}.{_method} yields; call .stream()")
                         return await answer if inspect.isawaitable(answer) else answer
             except TimeoutError:
                 if not limit.expired():
                     raise
                 raise self._too_late() from None
 
-    async def stream(self, _method: str, _model_id: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def stream(self, _method: str, _model_id: str, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         method = self._method(_method, _model_id)
         self._called_at = time.monotonic()
         async with self._gate:
-            with ModelRequest(_model_id):
+            with ModelRequest(_model_id), no_exit():
                 values = method(*args, **kwargs)
                 if inspect.isgenerator(values):
                     values = in_thread(values, self._thread)

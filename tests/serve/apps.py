@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -33,6 +34,28 @@ class Scale:
 
     async def fail(self) -> None:
         raise KeyError("missing")
+
+
+@serve.deployment
+class Leaves:
+    """`sys.exit()` in each kind of method, and names that a call has itself."""
+
+    def plain(self) -> None:
+        sys.exit(3)
+
+    async def coroutine(self) -> None:
+        sys.exit(3)
+
+    def parts(self) -> Any:
+        yield os.getpid()
+        sys.exit(3)
+
+    async def async_parts(self) -> Any:
+        yield os.getpid()
+        sys.exit(3)
+
+    def pid(self, *, _method: str) -> int:
+        return os.getpid()
 
 
 @serve.deployment

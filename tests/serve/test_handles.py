@@ -186,6 +186,34 @@ def test_what_a_method_raises_of_another_actor_is_not_the_death_of_its_replica()
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_method_that_exits_fails_its_call_and_no_replica() -> None:
+    """It ended one replica after the other, as the call was sent to the next one."""
+    with serve.run(apps.Leaves.bind(), port=None) as running:
+        handle = running.handle
+        pid = handle.pid.remote(_method="a name of the platform's too").result(5)
+        for method in (handle.plain, handle.coroutine):
+            with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
+                method.remote().result(5)
+        for method in (handle.parts, handle.async_parts):
+            found: list[int] = []
+            with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
+                found.extend(method.stream())
+            with pytest.raises(TypeError, match=r"yields; call \.stream\(\)"):
+                method.remote().result(5)
+        assert handle.pid.remote(_method="").result(5) == pid
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_stream_is_read_without_an_event_loop() -> None:
+    with serve.run(apps.Scale.bind(1.0), port=None) as running:
+        assert list(running.handle.words.stream(3)) == ["0 ", "1 ", "2 "]
+        for word in running.handle.words.stream(10**9):
+            assert word == "0 "
+            break  # which closes it
+        assert list(running.handle.words.stream(0)) == []
+
+
+@pytest.mark.usefixtures("cluster")
 def test_a_stream_waits_for_a_deployment_that_is_not_there_yet() -> None:
     found: list[str] = []
 

@@ -28,7 +28,7 @@ from starlette.responses import Response, StreamingResponse
 
 from rlplat.given.say import say_traceback
 from rlplat.serve.multiplexing import in_context, in_thread
-from rlplat.serve.refusals import Refused
+from rlplat.serve.refusals import Refused, no_exit
 
 
 def application(served: Any, executor: Executor) -> Any:
@@ -41,13 +41,11 @@ def application(served: Any, executor: Executor) -> Any:
         arguments = (request,) if takes_request else ()
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             return call(*arguments)
-        try:
+        with no_exit():
             if is_coroutine:
                 return await call(*arguments)
             answer = await asyncio.get_running_loop().run_in_executor(executor, in_context(call, *arguments))
             return await answer if inspect.isawaitable(answer) else answer
-        except SystemExit as error:  # asyncio would end the loop
-            raise RuntimeError(f"it raised SystemExit({error})") from error
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
@@ -83,7 +81,8 @@ def application(served: Any, executor: Executor) -> Any:
             say_traceback()
             raise Refused(500, "failed", f"{type(error).__name__} in the deployment; its log says more") from None
         try:
-            await response(scope, listener.leaving, send)
+            with no_exit():
+                await response(scope, listener.leaving, send)
         finally:
             await _end(answer, executor)
 
