@@ -1,8 +1,11 @@
-"""Processes that user code forks while it has views of shared memory."""
+"""Processes that user code forks: while it has views of shared memory, and in a worker, to which they come back."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import rlplat
+from rlplat.errors import WorkerCrashed
 from rlplat.runtime.client.client import Client
 from rlplat.runtime.refs import backend
 from tests.faults.programs import eventually
@@ -120,3 +124,61 @@ def test_a_child_has_arrays_that_were_born_in_the_store_for_itself(client: Clien
     assert child.sum() == str(float(SIZE))
     del again
     assert eventually(lambda: not num_objects(client) and not client.objects.store.born)
+
+
+def status_of_child(ends: Any) -> int:
+    """The exit status of a child that does this where it comes back from its fork."""
+    pid = os.fork()
+    if not pid:
+        ends()
+        return 0
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return -1
+
+
+ENDS = {"returns": (lambda: None, 0), "exits": (lambda: sys.exit(5), 5), "raises": (lambda: 1 / 0, 1)}
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("how", ENDS)
+def test_a_child_that_comes_back_from_a_call_ends(how: str) -> None:
+    """It went on as a second copy of its worker, which took all of a CPU until the cluster ended."""
+    ends, status = ENDS[how]
+
+    @rlplat.remote
+    class Actor:
+        def call(self) -> int:
+            return status_of_child(ends)
+
+        def values(self) -> Any:
+            yield status_of_child(ends)
+
+    @rlplat.remote
+    class AsyncActor:
+        async def call(self) -> int:
+            return status_of_child(ends)
+
+    in_threads = Actor.options(max_concurrency=2).remote()
+    refs = [rlplat.remote(status_of_child).remote(ends), in_threads.call.remote(), AsyncActor.remote().call.remote()]
+    assert rlplat.get(refs, timeout=30) == [status] * len(refs)
+    assert [rlplat.get(ref, timeout=30) for ref in Actor.remote().values.remote()] == [status]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_signal_to_the_own_process_group_reaches_no_other_process() -> None:
+    """`os.killpg(os.getpgid(child), ...)`, of a child that has no group of its own, ended the whole cluster."""
+
+    @rlplat.remote(max_retries=0)
+    def ends_its_group() -> None:
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(10)
+
+    with pytest.raises(WorkerCrashed, match="SIGTERM"):
+        rlplat.get(ends_its_group.remote(), timeout=30)
+    assert rlplat.get(rlplat.remote(lambda: 1).remote(), timeout=30) == 1

@@ -159,6 +159,7 @@ def _fork(
         return
     try:
         die_with_parent(parent)
+        os.setpgid(0, 0)  # `os.killpg(0, ...)` of user code reaches no other worker, and not the zygote
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         orders.close()

@@ -9,6 +9,7 @@ from typing import Any
 from rlplat.given.say import say, write
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.link.link import Link
+from rlplat.runtime.process.forked import end_if_forked
 from rlplat.runtime.process.spans import Spans
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import codec, messages
@@ -68,16 +69,17 @@ class Actor:
         try:
             args, kwargs = self.arguments.open(owner, message)
             result = getattr(self.instance, method)(*args, **kwargs)
+            end_if_forked()
             del args, kwargs
             if num_returns < 0:
                 self.flows.stream(owner, message, what, result)
             else:
                 self.replies.result(owner, message, what, result)
-        except ActorExit:
-            return EXITED
-        except SystemExit as error:
-            return end_by(error)
+        except (ActorExit, SystemExit) as error:
+            end_if_forked(error)
+            return end_by(error) if isinstance(error, SystemExit) else EXITED
         except BaseException as error:
+            end_if_forked(error)
             self.replies.error(owner, message, what, error)
         self.spans.append((what, began, self.link.clock()))
         return None
@@ -97,6 +99,7 @@ class Actor:
             try:
                 args, kwargs = self.arguments.open(owner, message)
                 result = getattr(self.instance, message.method)(*args, **kwargs)
+                end_if_forked()
                 del args, kwargs
                 parts = codec.split_returns(result, more.num_returns, what)
                 if type(parts[-1]) is codec.Raised:  # such a reply is one thing, to be repeated as it was
@@ -111,8 +114,10 @@ class Actor:
                     kept = Kept([codec.pack_inline(part)[0] for part in parts])
                 state = once.snapshot()
             except (ActorExit, SystemExit) as error:
+                end_if_forked(error)
                 return end_by(error) if isinstance(error, SystemExit) else EXITED
             except BaseException as error:
+                end_if_forked(error)
                 self.objects.unmake(values)
                 kept = Kept([], self.replies.describe(what, error))
                 values = self._kept_values(owner, kept, more.num_returns)

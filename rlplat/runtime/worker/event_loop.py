@@ -12,6 +12,7 @@ from typing import Any
 
 from rlplat.given.say import say, say_traceback
 from rlplat.runtime.link.waiters import LeadingSelector, LoopInbox, Waiters
+from rlplat.runtime.process.forked import end_if_forked
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.worker.actor import END_GRACE_S, EXITED, TERMINATED, Actor, End, Runner, end_by
@@ -142,15 +143,16 @@ class LoopRunner(Runner):
             del args, kwargs
             if inspect.iscoroutine(result):
                 result = await result
+            end_if_forked()
             if message.num_returns < 0:
                 await self._stream(owner, message, what, result)
             else:
                 actor.replies.result(owner, message, what, result)
-        except ActorExit:
-            self._ask_to_end(EXITED)
-        except SystemExit as error:
-            self._ask_to_end(end_by(error))
+        except (ActorExit, SystemExit) as error:
+            end_if_forked(error)
+            self._ask_to_end(end_by(error) if isinstance(error, SystemExit) else EXITED)
         except BaseException as error:
+            end_if_forked(error)
             try:
                 if isinstance(error, asyncio.CancelledError) and self._ending is not None:
                     with actor.link.lock:

@@ -18,6 +18,7 @@ from rlplat.runtime.link.waiters import Waiters
 from rlplat.runtime.machine.session import checkpoint_path
 from rlplat.runtime.options import Options
 from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.process.forked import end_if_forked
 from rlplat.runtime.process.spans import Span, Spans
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import ActorExit, ActorHandle
@@ -152,14 +153,17 @@ class Executor:
             if type(target) is bytes:
                 target = self._open(code)
             result = target(*args, **kwargs)
+            end_if_forked()
             del args, kwargs
             if more is not None and more.num_returns < 0:
                 self._flows.stream(owner, message, name, result)
             else:
                 self._replies.result(owner, message, name, result)
         except SystemExit as error:
+            end_if_forked(error)
             return exit_code_of(error)
         except BaseException as error:
+            end_if_forked(error)
             self._replies.error(owner, message, f"task {name}", error)
         if outer is not None:
             self.close_nested()
@@ -182,6 +186,7 @@ class Executor:
             crash_point("before_constructor")
             args, kwargs = self._arguments.open(owner, message)
             instance = self._open(code)(*args, **kwargs)
+            end_if_forked()
             if creation.exactly_once:
                 once = ExactlyOnce(checkpoint_path(link.session, creation.actor))
                 once.open(instance)
@@ -190,6 +195,7 @@ class Executor:
             self.actor_name = name
             return EXITED_AT_ONCE
         except BaseException as error:
+            end_if_forked(error)
             self._replies.error(owner, message, f"{name}.__init__", error)
             return None
         self._spans.append((f"{name}.__init__", began, link.clock()))

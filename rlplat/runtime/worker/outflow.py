@@ -9,6 +9,7 @@ from rlplat.given.say import say_traceback
 from rlplat.runtime.client.objects import Objects
 from rlplat.runtime.link.link import Link
 from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.process.forked import end_if_forked
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.values import Value
 from rlplat.runtime.worker.queue import Key
@@ -125,10 +126,14 @@ class Outflows:
         try:
             while not flow.is_closed:
                 try:
-                    flow.send(next(iterator))
+                    value = next(iterator)
+                    end_if_forked()
+                    flow.send(value)
                 except StopIteration:
+                    end_if_forked()
                     break
                 except Exception as error:
+                    end_if_forked(error)
                     flow.fail(error)
                     break
                 if not flow.may_go_on():

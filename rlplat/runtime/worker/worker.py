@@ -26,6 +26,7 @@ from rlplat.runtime.link.system import SYSTEM, System
 from rlplat.runtime.machine.worker_logs import SNAPSHOTS
 from rlplat.runtime.process import stacks
 from rlplat.runtime.process.crash_points import crash_point
+from rlplat.runtime.process.forked import set_worker
 from rlplat.runtime.process.spans import Span
 from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE, ActorExit
@@ -433,6 +434,7 @@ def main(session: str, client_id: str, gpu_ids: tuple[int, ...], runtime_env: di
     atexit._clear()  # what the zygote has imported registered its handlers for the zygote
     worker.use_runtime_env(runtime_env, os.path.join(folder, SNAPSHOTS))
     refs.set_backend(worker)
+    set_worker()
     stacks.arm()
     worker.interrupts.install()
     worker.start()
