@@ -75,7 +75,7 @@ from rlplat.rl.sampling.rollout_worker import EnvWorker
 from rlplat.rl.saved import Saved
 from rlplat.rl.schedules import LearningRate
 from rlplat.rl.seeding import seed_process
-from rlplat.rl.spaces import ObsSpec, SpaceSpec
+from rlplat.rl.spaces import ObsSpec, SpaceSpec, shown_obs
 from rlplat.rl.spread import spread
 from rlplat.rl.unused_settings import NO_SDE, Unused
 from rlplat.section import Coefficient, Count, Epsilon, Share
@@ -386,7 +386,7 @@ def preflight(config: ESConfig) -> SpaceSpec:
     """In the driver, before any actor starts: the environment is sound, and ES can act in it."""
     spaces = check.preflight(config)
     if not isinstance(spaces.obs, ObsSpec) or spaces.obs.kind != "vector":
-        raise ConfigError(f"es acts on vectors of numbers, but {config.env} has observations {spaces.obs}")
+        raise ConfigError(f"es acts on vectors of numbers, but {config.env} has observations {shown_obs(spaces.obs)}")
     if spaces.action.kind not in ("discrete", "box"):
         raise ConfigError(f"es gives Discrete or Box actions, but {config.env} has {spaces.action}")
     if max(1, config.num_rollout_workers) > config.population_size:

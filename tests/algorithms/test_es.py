@@ -278,6 +278,7 @@ def test_closed_is_closed(runtime: None) -> None:
             {"env": "FrozenLake-v1"},
             r"es acts on vectors of numbers, but FrozenLake-v1 has observations Discrete",
         ),
+        ({"env": "rlplat.rl.envs.diagnostic:MaskedChoice"}, r"has observations Dict\(.*action_mask: mask\("),
         ({"num_rollout_workers": 9}, "num_rollout_workers=9 is more than population_size=8"),
         ({"noise_table_size": 100}, r"noise_table_size=100 is smaller than the policy's 114 parameters"),
     ],
