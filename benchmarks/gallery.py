@@ -1,6 +1,6 @@
 """Puts a run's best agent into rlplat/gallery with its card: what is played is what the card says.
 
-    python -m benchmarks.gallery runs/lunarlander lunarlander
+    python -m benchmarks.gallery runs/lunarlander lunarlander [COMMIT]      # COMMIT: at which it was trained
 
 The weights of `checkpoints/best` (of other seeds of episodes than those that chose it, 100 episodes are played for the
 card), the settings, and nothing that training needs.
@@ -29,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gallery", description=__doc__)
     parser.add_argument("run", type=expanded, metavar="RUN")
     parser.add_argument("name", metavar="NAME")
+    parser.add_argument("commit", metavar="COMMIT", nargs="?", help="at which it was trained (default: this one)")
     options = parser.parse_args()
     folder: Path = GALLERY / options.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -46,7 +47,7 @@ def main() -> None:
         f"{env_steps:,} env steps. The settings are in config.yaml.\n\n"
         "| episodes played for this card | return, mean ± deviation | least, most |\n|---|---|---|\n"
         f"| {EPISODES}, seed {SEED} | {mean} ± {std} | {least}, {most} |\n\n"
-        f"Trained on {info['cpu']}, {info['cores']} cores; commit {info['commit']}, {date.today()}; "
+        f"Trained on {info['cpu']}, {info['cores']} cores; commit {options.commit or info['commit']}, {date.today()}; "
         f"{info['packages']}.\n"
     )
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
