@@ -17,6 +17,7 @@ AGENTS = sorted(folder.name for folder in GALLERY.iterdir() if folder.is_dir())
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "gallery.md"
 
 
+@pytest.mark.process  # a process of its own looks at MuJoCo's first
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_agent_acts_and_has_a_card_and_a_row_on_the_page(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
