@@ -3,18 +3,21 @@
     python -m benchmarks.serving runs/demo --seconds 5 --json rows.json
     pip install --target /tmp/peers 'ray[serve]==2.60.0' litserve==0.2.19 bentoml==1.4.30
     python -m benchmarks.serving runs/demo --peers-in /tmp/peers                 beside Ray Serve, LitServe, BentoML too
+    pip install --target /tmp/granian granian==2.8.9 onnxruntime numpy
+    python -m benchmarks.serving policy.onnx --peers-in /tmp/granian --only rlplat granian --pin --repeats 3 --short
 
-The load generator is this process: asyncio and raw sockets, requests written out beforehand. Each server has one
-process. Where the machine has few cores, generator and server share them, for every system alike.
+The load generator is this process: raw sockets, requests written out beforehand. Each server has one process that
+answers. Where the machine has few cores, generator and server share them, for every system alike; with --pin the
+processes of the server have the first core, the generator has the second.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import base64
 import json
 import os
+import select
 import signal
 import socket
 import statistics
@@ -28,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from rlplat.paths import expanded
 
@@ -66,18 +70,19 @@ class Connection:
         self.buffer = b""
 
     def ask(self, request: bytes) -> bytes:
+        """The whole answer."""
         self.socket.sendall(request)
         while (end := self.buffer.find(b"\r\n\r\n")) < 0:
-            self.buffer += self._receive()
+            self.buffer += self.receive()
         head = self.buffer[:end].lower()
         assert head.startswith(b"http/1.1 200"), self.buffer[:300]
         length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
         while len(self.buffer) < end + 4 + length:
-            self.buffer += self._receive()
-        body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
-        return body
+            self.buffer += self.receive()
+        answer, self.buffer = self.buffer[: end + 4 + length], self.buffer[end + 4 + length :]
+        return answer
 
-    def _receive(self) -> bytes:
+    def receive(self) -> bytes:
         data = self.socket.recv(262144)
         if not data:
             raise ConnectionResetError("the server closed the connection")
@@ -87,57 +92,33 @@ class Connection:
         self.socket.close()
 
 
-def one_client(port: int, request: bytes, seconds: float) -> list[float]:
-    """Seconds of each request."""
-    connection = Connection(port)
-    for _ in range(50):
-        connection.ask(request)
-    took = []
-    end = time.perf_counter() + seconds
-    while (begin := time.perf_counter()) < end:
-        connection.ask(request)
-        took.append(time.perf_counter() - begin)
-    connection.close()
-    return took
-
-
-class _Asker(asyncio.Protocol):
-    """Sends the next request when an answer has come. Answers have the length of the first one."""
-
-    def __init__(self, request: bytes, count: list[int]) -> None:
-        self._request, self._count = request, count
-        self._received = self._length = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        transport.write(self._request)  # type: ignore[attr-defined]
-
-    def data_received(self, data: bytes) -> None:
-        if not self._length:
-            assert data.startswith(b"HTTP/1.1 200"), data[:300]
-            head, _, _ = data.lower().partition(b"\r\n\r\n")
-            self._length = len(head) + 4 + int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
-        self._received += len(data)
-        if self._received >= self._length:
-            self._received = self._length = 0
-            self._count[0] += 1
-            self._transport.write(self._request)  # type: ignore[attr-defined]
-
-
-async def many_clients(port: int, request: bytes, connections: int, seconds: float) -> float:
-    """Requests a second."""
-    count = [0]
-    loop = asyncio.get_running_loop()
-    transports = [
-        (await loop.create_connection(lambda: _Asker(request, count), "127.0.0.1", port))[0] for _ in range(connections)
-    ]
-    await asyncio.sleep(0.5)
-    before, begin = count[0], time.perf_counter()
-    await asyncio.sleep(seconds)
-    rate = (count[0] - before) / (time.perf_counter() - begin)
-    for transport in transports:
-        transport.abort()
-    return rate
+def many_clients(port: int, request: bytes, connections: int, seconds: float) -> tuple[list[float], float]:
+    """(seconds of each request, requests a second). Each connection asks again when it has its answer; all answers have
+    the length of the first."""
+    clients = {each.socket.fileno(): each for each in (Connection(port) for _ in range(connections))}
+    asked, missing = {}, {}
+    took: list[float] = []
+    with select.epoll() as ready:
+        for number, client in clients.items():
+            length = len(client.ask(request))
+            ready.register(number, select.EPOLLIN)
+        for number, client in clients.items():
+            asked[number], missing[number] = time.perf_counter(), length
+            client.socket.sendall(request)
+        begin = time.perf_counter() + 0.5
+        end, now = begin + seconds, 0.0
+        while now <= end:
+            for number, _ in ready.poll(30) or [(0, 0)]:
+                missing[number] -= len(clients[number].receive())
+                if not missing[number]:
+                    now = time.perf_counter()
+                    if now > begin:
+                        took.append(now - asked[number])
+                    asked[number], missing[number] = now, length
+                    clients[number].socket.sendall(request)
+    for client in clients.values():
+        client.close()
+    return took, len(took) / (now - begin)
 
 
 def web_socket(port: int, seconds: float) -> list[float]:
@@ -174,9 +155,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(command: Callable[[int], list[str]], **start: Any) -> Iterator[int]:
+def server(command: Callable[[int], list[str]], **start: Any) -> Iterator[tuple[int, psutil.Process]]:
     port = free_port()
-    process = subprocess.Popen(command(port), stdout=subprocess.DEVNULL, start_new_session=True, **start)
+    pinned = ["taskset", "-c", "0"] if len(os.sched_getaffinity(0)) == 1 else []  # this process has the other core
+    process = subprocess.Popen([*pinned, *command(port)], stdout=subprocess.DEVNULL, start_new_session=True, **start)
     try:
         for _ in range(600):
             if process.poll() is not None:
@@ -193,7 +175,7 @@ def server(command: Callable[[int], list[str]], **start: Any) -> Iterator[int]:
                 time.sleep(0.1)
         else:
             raise RuntimeError(f"{command(port)[:4]} did not start")
-        yield port
+        yield port, psutil.Process(process.pid)
     finally:
         process.terminate()
         try:
@@ -203,31 +185,54 @@ def server(command: Callable[[int], list[str]], **start: Any) -> Iterator[int]:
                 os.killpg(process.pid, signal.SIGKILL)  # what a peer leaves behind
 
 
-def measure(peer: str, port: int, seconds: float) -> list[dict[str, object]]:
+def cpu_s(server: psutil.Process) -> float:
+    """What its processes have computed, all together."""
+    return sum(sum(each.cpu_times()[:2]) for each in [server, *server.children(recursive=True)])
+
+
+def measure(peer: str, port: int, process: psutil.Process, seconds: float, is_short: bool) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
 
     def row(name: str, value: float, unit: str) -> None:
         rows.append({"peer": peer, "row": name, "value": value, "unit": unit})
         print(f"{peer:<12}{name:<42}{value:>12,.4g} {unit}", flush=True)
 
-    def latencies(name: str, took: list[float]) -> None:
+    def latencies(name: str, took: list[float], rate: float = 0.0) -> None:
         cuts = statistics.quantiles(took, n=100)
         row(f"{name}, p50", cuts[49] * 1e3, "ms")
         row(f"{name}, p99", cuts[98] * 1e3, "ms")
-        row(f"{name}, rate", len(took) / sum(took), "1/s")
+        row(f"{name}, rate", rate or len(took) / sum(took), "1/s")
 
-    latencies("one client, JSON", one_client(port, post("/v1/act", OBS), seconds))
-    row("64 connections, JSON", asyncio.run(many_clients(port, post("/v1/act", OBS), 64, seconds)), "1/s")
+    for connections, name in ((1, "one client, JSON"), (64, "64 connections, JSON")):
+        begin = cpu_s(process)
+        took, rate = many_clients(port, post("/v1/act", OBS), connections, seconds)
+        latencies(name, took, rate)
+        row(f"{name}, CPU", (cpu_s(process) - begin) / (rate * (seconds + 0.5)) * 1e6, "us/request")
+    if is_short:
+        return rows
     if peer in ("rlplat", "starlette"):
         latencies("WebSocket step, raw", web_socket(port, seconds))
     if peer != "rlplat":
         return rows
     batch = np.random.default_rng(0).normal(size=(256, 4)).astype("<f4")
     binary = post("/v1/act", batch.tobytes(), "application/octet-stream")
-    latencies("256 rows, binary", one_client(port, binary, seconds))
+    latencies("256 rows, binary", *many_clients(port, binary, 1, seconds))
     many = post("/v1/act", json.dumps({"obs": batch.round(3).tolist()}).encode())
-    latencies("256 rows, JSON", one_client(port, many, seconds))
+    latencies("256 rows, JSON", *many_clients(port, many, 1, seconds))
     return rows
+
+
+def print_medians(rows: list[dict[str, Any]]) -> None:
+    """Of each row over its repeats, with the least and the most; and the ratio to the peer that is named last."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for each in rows:
+        values.setdefault(each["row"], {}).setdefault(each["peer"], []).append(each["value"])
+    for name, by_peer in values.items():
+        last = statistics.median(list(by_peer.values())[-1])
+        for peer, found in by_peer.items():
+            median = statistics.median(found)
+            spread = f"[{min(found):,.4g}, {max(found):,.4g}]"
+            print(f"{name:<32}{peer:<12}{median:>10,.4g}  {spread:<22}{median / last:>8.2f}")
 
 
 def peers(packages: Path, run: Path) -> dict[str, tuple[Callable[[int], list[str]], dict[str, Any]]]:
@@ -244,24 +249,32 @@ def peers(packages: Path, run: Path) -> dict[str, tuple[Callable[[int], list[str
     def bento(port: int) -> list[str]:
         return [sys.executable, "-m", "bentoml", "serve", "bento:Act", "--port", str(port)]
 
+    def granian(port: int) -> list[str]:
+        options = ["--interface", "rsgi", "--log-level", "error", "--port", str(port)]
+        return [sys.executable, "-m", "granian", *options, "granian_onnx:act"]
+
     haproxy = {**start, "env": {**environment, "RAY_SERVE_ENABLE_HA_PROXY": "1"}}
     return {
         "ray": (program("ray_serve.py"), start),
         "ray-haproxy": (program("ray_serve.py"), haproxy),
         "litserve": (program("lit_serve.py"), start),
         "bentoml": (bento, start),
+        "granian": (granian, start),
     }
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=expanded, help="a run of CartPole-v1")
+    parser.add_argument("run", type=expanded, help="a run of CartPole-v1; for granian, which serves a file, its export")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
     parser.add_argument("--json", type=expanded, help="one object per row")
     parser.add_argument(
-        "--peers-in", type=expanded, help="folder that pip installed ray[serve], litserve, bentoml into"
+        "--peers-in", type=expanded, help="folder that pip installed ray[serve], litserve, bentoml, granian into"
     )
-    parser.add_argument("--only", nargs="+", help="of rlplat starlette ray ray-haproxy litserve bentoml")
+    parser.add_argument("--only", nargs="+", help="of rlplat starlette ray ray-haproxy litserve bentoml granian")
+    parser.add_argument("--pin", action="store_true", help="the server to the first core, the generator to the second")
+    parser.add_argument("--short", action="store_true", help="only 1 and 64 connections")
+    parser.add_argument("--repeats", type=int, default=1, help="of all servers, one after the other")
     return parser
 
 
@@ -277,15 +290,19 @@ def main() -> None:
     }
     if options.peers_in:
         commands |= peers(options.peers_in.absolute(), options.run.absolute())
+    if options.pin:
+        os.sched_setaffinity(0, [1])
     rows: list[dict[str, object]] = []
-    for peer, (command, start) in commands.items():
-        if options.only and peer not in options.only:
-            continue
-        try:
-            with server(command, **start) as port:
-                rows += measure(peer, port, options.seconds)
-        except (RuntimeError, OSError) as error:
-            print(f"{peer:<12}not measured: {error}", flush=True)
+    for _ in range(options.repeats):
+        for peer in options.only or commands:
+            command, start = commands[peer]
+            try:
+                with server(command, **start) as (port, process):
+                    rows += measure(peer, port, process, options.seconds, options.short)
+            except (RuntimeError, OSError) as error:
+                print(f"{peer:<12}not measured: {error}", flush=True)
+    if options.repeats > 1:
+        print_medians(rows)
     if options.json:
         options.json.write_text("".join(json.dumps(each) + "\n" for each in rows))
 

@@ -150,13 +150,13 @@ class Batcher:
         self.num_batches = 0
         self.num_rows = 0
 
-    def submit(self, item: Any, num_rows: int = 1) -> asyncio.Future[Any]:
+    def submit(self, item: Any, num_rows: int = 1, future: Any = None) -> asyncio.Future[Any]:
         """Refused ("busy") where the queue is full; one item that alone is larger than the queue is taken when it is
-        empty."""
+        empty. future: what gets the result in place of a new one."""
         if self.num_waiting_rows and self.num_waiting_rows + num_rows > self._max_waiting_rows:
             raise busy(self._name, len(self._queue))
         loop = asyncio.get_running_loop()
-        waiting = Waiting(item, num_rows, loop.create_future(), loop.time())
+        waiting = Waiting(item, num_rows, future or loop.create_future(), loop.time())
         self._queue.append(waiting)
         self.num_waiting_rows += num_rows
         waiting.future.add_done_callback(lambda _: self._left(num_rows))
@@ -178,9 +178,9 @@ class Batcher:
 
     def _runs_at_once(self) -> bool:
         """Where a caller is usually alone and the function is quick: two turns of the event loop would cost more."""
-        return self._was_alone and not self._max_wait_s and not self._is_slow()
+        return self._was_alone and not self._max_wait_s and not self.is_slow()
 
-    def _is_slow(self) -> bool:
+    def is_slow(self) -> bool:
         return self._is_async or (self._executor is not None and self._usual_s > INLINE_S)
 
     def _next(self) -> None:
@@ -202,7 +202,7 @@ class Batcher:
             return
         self.num_batches += 1
         self.num_rows += 0 if is_again else sum(piece.stop - piece.start for piece in pieces)
-        if self._is_slow():
+        if self.is_slow():
             task = loop.create_task(self._run_elsewhere(pieces))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,28 +61,46 @@ class Gate:
     """`async with gate:` around each request: so many run at once, so many wait, the others are refused."""
 
     def __init__(self, name: str, max_running: int, max_waiting: int) -> None:
-        self._name, self._max_waiting = name, max_waiting
-        self._slots = asyncio.Semaphore(max_running)
+        self._name, self._max_running, self._max_waiting = name, max_running, max_waiting
+        self._queue: deque[asyncio.Future[None]] = deque()
         self.running = 0
-        self.waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
 
     @property
     def ongoing(self) -> int:
         return self.running + self.waiting
 
-    async def __aenter__(self) -> None:
-        if self._slots.locked():
-            if self.waiting >= self._max_waiting:
-                raise busy(self._name, self.waiting)
-            self.waiting += 1
-            try:
-                await self._slots.acquire()
-            finally:
-                self.waiting -= 1
-        else:
-            await self._slots.acquire()
+    def enter_now(self) -> bool:
+        """Whether there is a slot for which nobody waits: then it is the caller's, until `leave`."""
+        if self.running >= self._max_running or self._queue:
+            return False
         self.running += 1
+        return True
+
+    def leave(self) -> None:
+        self.running -= 1
+        while self._queue and self.running < self._max_running:
+            self.running += 1
+            self._queue.popleft().set_result(None)
+
+    async def __aenter__(self) -> None:
+        if self.enter_now():
+            return
+        if self.waiting >= self._max_waiting:
+            raise busy(self._name, self.waiting)
+        slot = asyncio.get_running_loop().create_future()
+        self._queue.append(slot)
+        try:
+            await slot
+        except asyncio.CancelledError:
+            if slot.cancelled():
+                self._queue.remove(slot)
+            else:  # it got the slot in the same turn
+                self.leave()
+            raise
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self.running -= 1
-        self._slots.release()
+        self.leave()

@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from time import perf_counter
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
+from rlplat.serve.http import quick
 from rlplat.serve.http.held import Held, HeldByOne
 
 WRITER = "rlplat.writer"
@@ -66,6 +68,8 @@ class State(ServerState):
     def __init__(self, held: Held) -> None:
         super().__init__()
         self.held = held
+        self.quick: quick.QuickPath | None = None
+        """None where the application has none."""
 
 
 class Writer:
@@ -121,12 +125,101 @@ class Connection(_CutsOff, HttpToolsProtocol):
     _is_in_head = _is_in_body = _is_head_too_large = False
     _head_bytes = _num_headers = _read_bytes = 0
     _half_open: asyncio.TimerHandle | None = None
+    _early = b""
+    """What came before its turn: of a quick request the body is missing; or another request is answered first."""
+    _early_until: asyncio.TimerHandle | None = None
+    _asked = b""
+    """The quick request whose answer comes in the next turn."""
+    _asked_at = 0.0
+    _used_at = 0.0
+    """When the last quick request came, on the clock of the event loop."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing that is a request has come yet."""
+        return self.cycle is None and not self._used_at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         writer: Any = Writer(transport)
         super().connection_made(writer)
 
     def data_received(self, data: bytes) -> None:
+        if self._asked:
+            self._early += data
+            self.flow.pause_reading()
+            return
+        data, self._early = self._early + data, b""
+        path: quick.QuickPath | None = self.server_state.quick  # type: ignore[attr-defined]
+        if path is not None and path.is_open and data.startswith(quick.LINE) and self._is_between():
+            end = data.find(b"\r\n\r\n")
+            length = path.length_of(data[:end]) if end > 0 else -1
+            missing = length + end + 4 - len(data)
+            if length >= 0 and missing == 0 and self._ask(path, data, end + 4):
+                return
+            if length >= 0 and missing > 0:
+                self._early = data
+                if self._early_until is None:
+                    self._early_until = self.loop.call_later(quick.BODY_S, self._receive_early)
+                return
+        self._forget_early()
+        self._receive(data)
+
+    def _is_between(self) -> bool:
+        """Nothing of a request is here, and no answer on its way."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        is_whole = not (self._is_in_head or self._is_in_body)
+        return is_whole and is_answered and not self.flow.write_paused and not self.transport.is_closing()
+
+    def _ask(self, path: quick.QuickPath, data: bytes, start: int) -> bool:
+        """Whether the request is on the quick path."""
+        if not path.gate.enter_now():
+            return False
+        self._forget_early()
+        self._asked, self._asked_at = data, perf_counter()
+        if not path.ask(data[start:], self._answer):
+            self._asked = b""
+            path.gate.leave()
+            return False
+        self._used_at = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_handler()
+        return True
+
+    def _answer(self, body: bytes | None) -> None:
+        """body: of a 200; None where the ordinary path is to answer."""
+        path: quick.QuickPath = self.server_state.quick  # type: ignore[attr-defined]
+        path.gate.leave()
+        data, self._asked = self._asked, b""
+        if not self.transport.is_closing():
+            if body is None:
+                self._receive(data)
+            else:
+                head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                self.transport.write(head % len(body) + body)
+                path.note(self._asked_at)
+            if self._early:
+                self.flow.resume_reading()
+                self._receive_early()
+
+    def _receive_early(self) -> None:
+        self._forget_early()
+        data, self._early = self._early, b""
+        self._receive(data)
+
+    def _forget_early(self) -> None:
+        if self._early_until is not None:
+            self._early_until.cancel()
+            self._early_until = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Quick requests move no timer: it looks when the last one came."""
+        left = self._used_at + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _receive(self, data: bytes) -> None:
         was_in_head = self._is_in_head
         if b"pgrade:" in data and not self._is_in_body:
             data = without_other_upgrades(data)
@@ -178,6 +271,7 @@ class Connection(_CutsOff, HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_in_head = self._is_in_body = False
+        self._forget_early()
         super().connection_lost(exc)
         self._watch()
 

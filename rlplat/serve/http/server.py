@@ -23,6 +23,7 @@ from rlplat.given.say import say
 from rlplat.listening import foreign_request
 from rlplat.serve.deployments import DeploymentOptions
 from rlplat.serve.http.held import Body, Held, too_large
+from rlplat.serve.http.quick import QuickPath
 from rlplat.serve.http.sharing import Share, pass_on, take_over
 from rlplat.serve.listening import fetch_sockets
 from rlplat.serve.metrics import Metrics
@@ -85,6 +86,8 @@ class HttpServer:
                 "an ASGI application"
             )
         self._state = State(Held(options.max_held_bytes))
+        if hasattr(served, "quick"):
+            self._state.quick = QuickPath(served, gate, metrics, options.max_body_bytes, self._forbidden)
         self._shared: socket.socket | None = None
         """At which it accepts; None of a canary, which takes what comes out of the queue."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -142,6 +145,8 @@ class HttpServer:
     def stop_accepting(self) -> None:
         """From here on every answer closes its connection, so that callers go elsewhere."""
         self._is_draining = True
+        if self._state.quick is not None:
+            self._state.quick.is_open = False
         for source in list(self._accepting):
             self._set_accepting(source, False)
         for each in (self._shared, *self._queue):
@@ -220,12 +225,22 @@ class HttpServer:
             return
 
         def close_if_silent() -> None:
-            if protocol in self._state.connections and getattr(protocol, "cycle", True) is None:
+            if protocol in self._state.connections and protocol.is_silent:
                 transport.close()
 
         self._loop.call_later(HALF_OPEN_S, close_if_silent)
 
     # ---------------------------------------------------------------- around every request
+
+    def _forbidden(self, headers: dict[bytes, bytes], path: str = "") -> Refused | None:
+        if not self._token:  # on loopback: see `rlplat.listening`
+            host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
+            foreign = foreign_request(host, origin)
+            return foreign and Refused(foreign[0], "forbidden", foreign[1])
+        given, token = headers.get(b"authorization", b""), b"Bearer " + self._token
+        if path in ("/health/live", "/health/ready") or hmac.compare_digest(given, token):
+            return None
+        return Refused(401, "unauthorized", "a token is needed: the header `Authorization: Bearer TOKEN`")
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -235,19 +250,11 @@ class HttpServer:
         headers: dict[bytes, bytes] = {}  # several of one name are joined by commas
         for name, value in scope["headers"]:
             headers[name] = headers[name] + b"," + value if name in headers else value
-        if not self._token:  # on loopback: see `rlplat.listening`
-            host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
-            foreign = foreign_request(host, origin)
-            if foreign is not None:
-                await refuse(scope, receive, send, Refused(foreign[0], "forbidden", foreign[1]))
-                return
-        elif (
-            scope["path"] not in ("/health/live", "/health/ready")
-            and not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._token)
-            and not (_is_preflight(scope, headers) and _answers_preflights(self._app))
+        forbidden = self._forbidden(headers, scope["path"])
+        if forbidden is not None and not (
+            forbidden.status == 401 and _is_preflight(scope, headers) and _answers_preflights(self._app)
         ):
-            message = "a token is needed: the header `Authorization: Bearer TOKEN`"
-            await refuse(scope, receive, send, Refused(401, "unauthorized", message))
+            await refuse(scope, receive, send, forbidden)
             return
         if kind == "websocket":
             try:

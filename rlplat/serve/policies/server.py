@@ -7,12 +7,14 @@ Errors are `Refused`; the HTTP server around it writes them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from rlplat.serve.policies.acting import ServedPolicy
-from rlplat.serve.policies.bodies import action_bytes, answer_of, bad, options_of, read_json, refuse_query
+from rlplat.serve.policies.bodies import Rows, action_bytes, answer_of, bad, options_of, read_json, refuse_query
+from rlplat.serve.policies.engine import Acted, Ask
 from rlplat.serve.policies.inference_protocol import InferenceProtocol
 from rlplat.serve.policies.openapi import openapi
 from rlplat.serve.policies.web_socket import serve_web_socket
@@ -27,6 +29,23 @@ class PolicyServer(ServedPolicy):
     def asgi(self) -> Any:
         self.protocol = InferenceProtocol(self)
         return self._app
+
+    def quick(self, body: bytes, answered: Callable[[bytes | None], None]) -> bool:
+        """Whether the body of a `POST /v1/act` asks for an action that depends on it alone and comes in this turn or
+        the next. Then `answered` gets the answer's body, or None where it is to be asked in the ordinary way."""
+        assert self.engine is not None
+        batcher, agent = self.engine.batcher, self.agent
+        if agent.state_size or batcher.is_slow():
+            return False
+        try:
+            request = read_json(body, agent.spaces, 0, self.max_rows_per_request)
+            if request.session is not None or batcher.num_waiting_rows + request.num_rows > self._max_rows:
+                return False
+            reply = _Reply(request, agent.spaces, answered)
+            batcher.submit(Ask(request.rows, request.greedy, None), request.num_rows, reply)
+        except Exception:  # the ordinary way says what it is
+            return False
+        return True
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
@@ -80,6 +99,34 @@ class PolicyServer(ServedPolicy):
             (b"x-env-steps", str(acted.env_steps).encode()),
         ]
         return 200, BINARY, answer
+
+
+class _Reply:
+    """In place of a future: whoever asked is told at once, without a turn of the event loop."""
+
+    __slots__ = ("_answered", "_leave", "_request", "_spaces")
+
+    def __init__(self, request: Rows, spaces: Any, answered: Callable[[bytes | None], None]) -> None:
+        self._request, self._spaces, self._answered = request, spaces, answered
+
+    def done(self) -> bool:
+        return False
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._leave = callback
+
+    def set_result(self, acted: Acted) -> None:
+        self._leave(self)
+        try:
+            body = msgspec.json.encode(answer_of(self._request, acted, self._spaces))
+        except Exception:
+            self._answered(None)
+        else:
+            self._answered(body)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._leave(self)
+        self._answered(None)
 
 
 async def _body(scope: Any, receive: Any) -> bytes:
