@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -148,11 +149,13 @@ def one_cluster() -> Iterator[SharedCluster]:
     cluster.check()
 
 
-@pytest.fixture(scope="module")
-def no_shared_cluster(one_cluster: SharedCluster) -> None:
-    """For what a module starts for all of its tests: the meter of a shared cluster would take it for a leak."""
-    one_cluster.end()
-    one_cluster.check()
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """The shared cluster ends before what a module starts for all of its tests, which its meter would take for a leak."""
+    if fixturedef.scope == "module" and inspect.isgeneratorfunction(fixturedef.func):
+        cluster: SharedCluster = request.getfixturevalue("one_cluster")
+        cluster.end()
+        cluster.check()
 
 
 @pytest.fixture(autouse=True)

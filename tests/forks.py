@@ -1,6 +1,6 @@
 """Programs as forks of a process that has imported what they need: a start of Python with torch takes two seconds.
 
-    with Door("rlplat.cli", "torch") as door:  # in a fixture of the module, which takes `no_shared_cluster`
+    with Door("rlplat.cli", "torch") as door:  # in a fixture of the module
         program = door.start("rlplat.cli", ["train", ...])  # as `python -m rlplat.cli train ...`
         out, errors = program.communicate()
 

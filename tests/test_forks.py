@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def doors(no_shared_cluster: None) -> Iterator[tuple[Door, Door]]:
+def doors() -> Iterator[tuple[Door, Door]]:
     with Door("json", hash_seed=1) as first, Door("json", hash_seed=2) as second:
         yield first, second
 

@@ -88,7 +88,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def doors(no_shared_cluster: None) -> Iterator[tuple[Door, Door]]:
+def doors() -> Iterator[tuple[Door, Door]]:
     """Where sets have different orders: what depends on them is not the same before a kill and after it."""
     modules = ("rlplat.cli.train", "rlplat.algorithms.ppo", "rlplat.algorithms.dqn", "rlplat.algorithms.es")
     with Door(*modules, hash_seed=1) as first, Door(*modules, hash_seed=2) as second:

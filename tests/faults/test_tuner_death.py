@@ -124,7 +124,7 @@ class Life:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def door(no_shared_cluster: None) -> Iterator[None]:
+def door() -> Iterator[None]:
     with Door("rlplat.tune.run_experiment", "rlplat.tune.tuner", "rlplat.runtime.api", "safetensors") as Life.door:
         yield
 
