@@ -151,7 +151,7 @@ def one_cluster() -> Iterator[SharedCluster]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
-    """The shared cluster ends before what a module starts for all of its tests, which its meter would take for a leak."""
+    """The shared cluster ends before what a module starts for all of its tests: to its meter that would be a leak."""
     if fixturedef.scope == "module" and inspect.isgeneratorfunction(fixturedef.func):
         cluster: SharedCluster = request.getfixturevalue("one_cluster")
         cluster.end()
