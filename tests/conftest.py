@@ -26,7 +26,6 @@ SHARING = (
     "tests/algorithms/test_a3c.py",
     "tests/compat/",
     "tests/conformance/",
-    "tests/faults/test_lost_objects.py",
     "tests/faults/test_stream_death.py",
     "tests/faults/test_tuned_algorithm_death.py",
     "tests/faults/test_worker_death.py",
