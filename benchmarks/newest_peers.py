@@ -25,6 +25,19 @@ TASKS = {
     "rlox": {"cartpole"},
 }
 
+DQN_PONG: dict[str, Any] = {
+    "learning_rate": 1e-4,
+    "batch_size": 32,
+    "buffer_size": 10_000,
+    "learning_starts": 1_000,
+    "target_update_interval": 1000,
+    "train_freq": 4,
+    "gradient_steps": 1,
+    "exploration_fraction": 0.1,
+    "exploration_final_eps": 0.01,
+}
+"""rl-zoo3's values for Atari with a smaller replay, of SBX and of Stable-Baselines3."""
+
 
 def main() -> None:
     peer, task, warm_up, env_steps = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -85,20 +98,7 @@ def sbx_rate(task: str, warm_up: int, env_steps: int) -> float:
 
         gymnasium.register_envs(ale_py)
         games = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=1, seed=1), n_stack=4)
-        model = sbx.DQN(
-            "CnnPolicy",
-            games,
-            learning_rate=1e-4,
-            batch_size=32,
-            buffer_size=10_000,
-            learning_starts=1_000,
-            target_update_interval=1000,
-            train_freq=4,
-            gradient_steps=1,
-            exploration_fraction=0.1,
-            exploration_final_eps=0.01,
-            seed=1,
-        )
+        model = sbx.DQN("CnnPolicy", games, **DQN_PONG, seed=1)
     else:
         model = {"sac": sbx.SAC, "td3": sbx.TD3}[task](
             "MlpPolicy",

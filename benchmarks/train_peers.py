@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.newest_peers import DQN_PONG
 from benchmarks.sample_factory import appo_rate
 from rlplat.paths import expanded
 
@@ -24,7 +25,6 @@ NUM_ENVS, ROLLOUT_LENGTH, MINIBATCH_SIZE, NUM_EPOCHS = 8, 128, 256, 4
 ROUND_STEPS = NUM_ENVS * ROLLOUT_LENGTH
 A2C_ENVS, A2C_STEPS = 16, 5
 OFF_POLICY_STARTS = 100
-DQN_PONG_STARTS, DQN_PONG_REPLAY = 1_000, 10_000
 THRESHOLD, WINDOW = 475.0, 100
 
 
@@ -151,7 +151,10 @@ def rlplat_config(task: str, in_one_process: bool) -> Any:
         assert path is not None, f"configs/{name}/{env}.yaml is part of rlplat"
         changes = {"num_rollout_workers": 0} if in_one_process else {}
         if task == "dqn-pong":
-            changes |= {"learning_starts": DQN_PONG_STARTS, "replay_capacity": DQN_PONG_REPLAY}
+            changes |= {
+                "learning_starts": DQN_PONG["learning_starts"],
+                "replay_capacity": DQN_PONG["buffer_size"],
+            }
         return plan_from_file(path, [layer_from_arguments(changes)]).config
     path = tuned_config("ppo", "Pong-published")
     assert path is not None, "configs/ppo/Pong-published.yaml is part of rlplat"
@@ -287,21 +290,7 @@ def sb3_dqn_pong() -> Any:
     """rl-zoo3's values for Atari with a smaller replay; torch's own number of threads."""
     from stable_baselines3 import DQN
 
-    return DQN(
-        "CnnPolicy",
-        sb3_pong_envs(1),
-        learning_rate=1e-4,
-        batch_size=32,
-        buffer_size=DQN_PONG_REPLAY,
-        learning_starts=DQN_PONG_STARTS,
-        target_update_interval=1000,
-        train_freq=4,
-        gradient_steps=1,
-        exploration_fraction=0.1,
-        exploration_final_eps=0.01,
-        seed=1,
-        device="cpu",
-    )
+    return DQN("CnnPolicy", sb3_pong_envs(1), **DQN_PONG, seed=1, device="cpu")
 
 
 def sb3_pong() -> Any:
