@@ -1,7 +1,7 @@
 """`docs/results.md`: what the algorithms learn, from the files in `benchmarks/results/learning`.
 
     rlplat bench learning ppo/CartPole-v1 sac/Pendulum-v1 --seeds 1-5     # the runs; hours or days
-    python -m benchmarks.learning_page collect runs/bench [COMMIT]        # their curves: a CSV for each cell
+    python -m benchmarks.learning_page collect runs/bench [COMMIT [FLAGS]]    # their curves: a CSV for each cell
     python -m benchmarks.learning_page                                    # the page and its picture
 
 A cell is an algorithm on an environment. `published.md` has others' values: facts, with their source.
@@ -52,8 +52,9 @@ class Cell:
     wall_s: float
 
 
-def collect(runs: Path, commit: str = "") -> None:
-    """commit: at which the runs were made, if it is not the one of this checkout."""
+def collect(runs: Path, commit: str = "", flags: str = "") -> None:
+    """commit: at which the runs were made, if it is not the one of this checkout; flags: of `rlplat bench`, other than
+    the configs."""
     FILES.mkdir(exist_ok=True)
     for directory in sorted(path for path in runs.iterdir() if path.is_dir()):
         rows: list[list[Any]] = []
@@ -72,6 +73,7 @@ def collect(runs: Path, commit: str = "") -> None:
         about = (
             f"{date.today()}, commit {commit or machine['commit']}, one core of {machine['cpu']}, "
             f"Python {machine['python']}, {machine['packages']}; idle priority beside other work"
+            + (f"; {settings['algo']} {settings['env']} with `{flags}`" if flags else "")
         )
         with open(FILES / f"{directory.name}.csv", "w", newline="", encoding="utf-8") as file:
             file.write(f"# {settings['algo']} {settings['env']}: {about}\n")
@@ -211,10 +213,10 @@ def draw(cells: dict[str, Cell], published: list[Published]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    if arguments[:1] == ["collect"] and len(arguments) in (2, 3):
+    if arguments[:1] == ["collect"] and 2 <= len(arguments) <= 4:
         collect(Path(arguments[1]), *arguments[2:])
     elif arguments:
-        sys.exit("python -m benchmarks.learning_page [collect DIR [COMMIT]]")
+        sys.exit("python -m benchmarks.learning_page [collect DIR [COMMIT [FLAGS]]]")
     else:
         cells = read_all()
         published = read_published(FILES / "published.md")
