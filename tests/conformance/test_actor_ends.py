@@ -101,17 +101,6 @@ def test_calls_that_run_beside_exit_actor_end_first(cluster: None, tmp_path: Pat
     assert lines(log) == ["left", "1", "atexit"]
 
 
-def test_calls_behind_exit_actor_fail(cluster: None, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    actor = make(log, "plain").remote()
-    before, leaving, behind = actor.work.remote(1), actor.leave.remote(), actor.work.remote(2)
-    assert rlplat.get(before, timeout=60) == 1
-    for ref in (leaving, behind):
-        with pytest.raises(ActorDied, match="exit_actor"):
-            rlplat.get(ref, timeout=60)
-    assert lines(log) == ["1", "left", "atexit"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["__ray_terminate__", "__rlplat_terminate__"])
 def test_terminate_waits_for_the_calls_before_it(cluster: None, tmp_path: Path, kind: str, name: str) -> None:
@@ -146,15 +135,3 @@ def test_calls_made_before_the_last_handle_goes_are_executed(cluster: None, tmp_
     assert rlplat.get(kept, timeout=60) == list(range(5))
     assert soon(lambda: is_gone(pid))
     assert sorted(lines(log)) == sorted([*map(str, range(10)), "atexit"])
-
-
-def test_exit_actor_is_for_actors(cluster: None) -> None:
-    with pytest.raises(TypeError, match="methods of an actor"):
-        rlplat.exit_actor()
-
-    @rlplat.remote
-    def task() -> None:
-        rlplat.exit_actor()
-
-    with pytest.raises(TypeError, match="methods of an actor"):
-        rlplat.get(task.remote(), timeout=60)

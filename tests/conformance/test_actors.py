@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rlplat
-from rlplat.errors import ActorDied, ConfigError, TaskError, WorkerCrashed
+from rlplat.errors import ActorDied, ConfigError, WorkerCrashed
 from tests.patience import soon
 
 
@@ -25,13 +25,6 @@ class Counter:
     def add(self, amount: int = 1) -> int:
         self.value += amount
         return self.value
-
-    def fail(self) -> None:
-        raise ValueError("no")
-
-    @rlplat.method(num_returns=2)
-    def pair(self) -> tuple[int, int]:
-        return self.value, -self.value
 
 
 def counter(**options: Any) -> Any:
@@ -53,39 +46,6 @@ def test_an_actor_keeps_its_state_and_the_order_of_calls(backend: str) -> None:
 def test_two_actors_do_not_share_state(backend: str) -> None:
     one, two = counter().remote(), counter().remote(start=100)
     assert rlplat.get([one.add.remote(), two.add.remote(), one.add.remote()]) == [1, 101, 2]
-
-
-def test_an_exception_leaves_the_actor_alive(backend: str) -> None:
-    actor = counter().remote()
-    with pytest.raises(ValueError, match="no"):
-        rlplat.get(actor.fail.remote())
-    assert rlplat.get(actor.add.remote()) == 1
-
-
-def test_methods_with_several_returns(backend: str) -> None:
-    actor = counter().remote(3)
-    assert rlplat.get(actor.pair.remote()) == [3, -3]
-    assert rlplat.get(actor.pair.options(num_returns=1).remote()) == (3, -3)
-
-
-def test_refs_among_the_arguments_keep_the_order_of_calls(backend: str) -> None:
-    class Log:
-        def __init__(self) -> None:
-            self.items: list[int] = []
-
-        def add(self, item: int) -> list[int]:
-            self.items.append(item)
-            return self.items
-
-    @rlplat.remote
-    def slow(x: int) -> int:
-        time.sleep(0.1)
-        return x
-
-    log = rlplat.remote(Log).remote()
-    log.add.remote(slow.remote(1))
-    log.add.remote(2)
-    assert rlplat.get(log.add.remote(slow.remote(3))) == [1, 2, 3]
 
 
 def test_a_failed_argument_fails_the_call_and_not_the_next(backend: str) -> None:
@@ -416,13 +376,6 @@ def test_large_arrays_between_actors(cluster: None) -> None:
     a, b = rlplat.remote(Holder).remote(), rlplat.remote(Holder).remote()
     totals = [b.total.remote(a.make.remote(i)) for i in range(20)]
     assert rlplat.get(totals) == [250_000.0 * i for i in range(20)]
-
-
-def test_task_error_is_a_runtime_fault(backend: str) -> None:
-    actor = counter().remote()
-    with pytest.raises(TaskError) as caught:
-        rlplat.get(actor.fail.remote())
-    assert isinstance(caught.value.cause, ValueError)
 
 
 def test_a_method_may_have_any_name(backend: str) -> None:

@@ -19,10 +19,6 @@ def echo(*args: Any, **kwargs: Any) -> tuple:
     return args, kwargs
 
 
-def kinds(*args: Any, **kwargs: Any) -> tuple:
-    return [type(arg).__name__ for arg in args], {key: type(arg).__name__ for key, arg in kwargs.items()}
-
-
 def test_refs_at_the_top_become_values_wherever_they_stand(backend: str) -> None:
     one, two = rlplat.put(1), rlplat.put("two")
     assert rlplat.get(echo.remote(one, 0, two, key=one, other=None)) == (
@@ -60,26 +56,6 @@ def test_refs_inside_anything_stay_refs(backend: str, wrap: str) -> None:
     assert rlplat.get(open_it.remote(box[wrap], wrap)) == (True, 7)
 
 
-def test_refs_given_as_a_starred_list_are_dereferenced(backend: str) -> None:
-    @rlplat.remote
-    def total(*numbers: int) -> int:
-        return sum(numbers)
-
-    @rlplat.remote
-    def make(x: int) -> int:
-        return x
-
-    assert rlplat.get(total.remote(*[make.remote(i) for i in range(10)])) == 45
-
-
-def test_a_ref_to_a_ref_is_dereferenced_once(backend: str) -> None:
-    @rlplat.remote
-    def look(box: list) -> tuple[str, str]:
-        return type(box).__name__, rlplat.get(box[0])
-
-    assert rlplat.get(look.remote(rlplat.put([rlplat.put("inner")]))) == ("list", "inner")
-
-
 def test_a_task_that_returns_a_ref_returns_a_ref(backend: str) -> None:
     @rlplat.remote
     def make() -> Any:
@@ -108,28 +84,6 @@ def test_a_task_may_return_the_ref_of_a_task_it_submitted(backend: str) -> None:
     assert rlplat.get(rlplat.get(submit.remote(1))) == 2
     refs = rlplat.get([submit.remote(i) for i in range(5)])
     assert rlplat.get(refs) == [1, 2, 3, 4, 5]
-
-
-def test_defaults_keywords_and_positional_only_parameters(backend: str) -> None:
-    @rlplat.remote
-    def f(a: int, /, b: int = 2, *, c: int = 3) -> tuple[int, int, int]:
-        return a, b, c
-
-    assert rlplat.get(f.remote(1)) == (1, 2, 3)
-    assert rlplat.get(f.remote(1, b=5)) == (1, 5, 3)
-    assert rlplat.get(f.remote(1, 6, c=7)) == (1, 6, 7)
-
-
-@pytest.mark.parametrize("arguments", [((), {}), ((1, 2), {}), ((1,), {"b": 2})], ids=str)
-def test_arguments_that_do_not_fit_are_a_type_error(backend: str, arguments: tuple) -> None:
-    """Ray raises at `.remote`; where it is raised is not promised here."""
-
-    @rlplat.remote
-    def f(a: int) -> int:
-        return a
-
-    with pytest.raises(TypeError):
-        rlplat.get(f.remote(*arguments[0], **arguments[1]))
 
 
 def test_a_mutable_default_is_the_workers_own(backend: str) -> None:
@@ -261,13 +215,6 @@ def test_exceptions_and_classes_are_values_too(backend: str) -> None:
     error = rlplat.get(make.remote(Mine))
     assert isinstance(error, Exception)
     assert str(error) == "as a value"
-
-
-def test_none_and_nothing_are_returned_as_none(backend: str) -> None:
-    @rlplat.remote
-    def nothing() -> None: ...
-
-    assert rlplat.get(nothing.remote()) is None
 
 
 def test_a_dependency_that_failed_keeps_the_task_from_running(backend: str, tmp_path: Any) -> None:

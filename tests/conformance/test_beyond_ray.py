@@ -6,14 +6,12 @@ Each docstring says what Ray does instead; docs/from-ray.md lists it.
 from __future__ import annotations
 
 import pickle
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import rlplat
-from rlplat.errors import ConfigError, InfeasibleResources, TaskCancelled, TaskError
+from rlplat.errors import ConfigError, TaskError
 
 
 def raising(make: Any) -> Any:
@@ -90,68 +88,9 @@ def test_a_bytearray_stays_one(backend: str) -> None:
     assert rlplat.get(rlplat.put(bytearray(b"abc"))) == bytearray(b"abc")
 
 
-def test_wait_gives_the_first_of_those_that_are_ready(backend: str) -> None:
-    """Ray: any `num_returns` of them."""
-    refs = [rlplat.put(i) for i in range(6)]
-    assert rlplat.wait(refs, num_returns=4, timeout=5) == (refs[:4], refs[4:])
-    assert rlplat.wait(refs[::-1], num_returns=6) == (refs[::-1], [])
-
-
-def test_a_generator_that_yields_delegates_freely(backend: str) -> None:
-    """Ray: `yield from` anything but a generator raises AttributeError."""
-
-    @rlplat.remote(num_returns=3)
-    def three() -> Iterator[int]:
-        yield from range(3)
-
-    assert rlplat.get(three.remote()) == [0, 1, 2]
-    for ref in three.options(num_returns=2).remote():  # Ray: the third value is dropped silently
-        with pytest.raises(TaskError, match="num_returns=2"):
-            rlplat.get(ref)
-
-
 def test_options_are_checked_where_they_are_written(backend: str) -> None:
     """Ray: a TypeError from inside its comparison, and no suggestion."""
     with pytest.raises(ConfigError, match="'streaming' or 'dynamic', not 'three'"):
         rlplat.remote(num_returns="three")
     with pytest.raises(TypeError, match="not int"):
         rlplat.remote(num_cpus=1)(5)
-
-
-def test_cancel_of_actor_calls_that_wait(cluster: None, tmp_path: Any) -> None:
-    """Ray 2.60: the call behind the cancelled one fails after 30 s (ActorUnavailableError: "waiting for seq_no")."""
-    go = tmp_path / "go"
-
-    @rlplat.remote
-    class Actor:
-        def __init__(self) -> None:
-            self.items: list[int] = []
-
-        def hold(self) -> None:
-            while not go.exists():
-                time.sleep(0.01)
-
-        def add(self, x: int) -> list[int]:
-            self.items.append(x)
-            return self.items
-
-    actor = Actor.remote()
-    held, cancelled, kept = actor.hold.remote(), actor.add.remote(1), actor.add.remote(2)
-    rlplat.cancel(cancelled)
-    with pytest.raises(TaskCancelled):
-        rlplat.get(cancelled, timeout=60)
-    go.write_text("")
-    rlplat.get(held, timeout=60)
-    assert rlplat.get(kept) == [2]
-
-
-@pytest.mark.parametrize(
-    ("bundles", "strategy"),
-    [([{"CPU": 2}, {"CPU": 1}], "PACK"), ([{"CPU": 1}] * 2, "STRICT_SPREAD")],
-    ids=str,
-)
-def test_a_placement_group_that_can_never_be_is_an_error(backend: str, bundles: list, strategy: str) -> None:
-    """Ray: `ready()` waits for ever."""
-    group = rlplat.placement_group(bundles, strategy)
-    with pytest.raises(InfeasibleResources):
-        rlplat.get(group.ready(), timeout=30)

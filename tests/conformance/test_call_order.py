@@ -29,13 +29,6 @@ def log() -> Any:
     return rlplat.remote(Local).remote()
 
 
-def test_calls_of_one_caller_run_in_order(backend: str) -> None:
-    actor = log()
-    refs = [actor.add.remote(i) for i in range(200)]
-    assert rlplat.get(actor.read.remote()) == list(range(200))
-    assert rlplat.get(refs) == list(range(1, 201))
-
-
 def test_a_call_that_waits_for_an_argument_holds_back_later_calls_of_its_caller(backend: str) -> None:
     """actors/task-orders: "a given task will not be executed until previously submitted tasks ... have finished"."""
 
@@ -51,21 +44,6 @@ def test_a_call_that_waits_for_an_argument_holds_back_later_calls_of_its_caller(
     for i in range(1, 4):
         actor.add.remote(i)
     assert rlplat.get(actor.read.remote()) == [0, 1, 2, 3]
-
-
-def test_the_constructor_runs_before_the_first_call(backend: str) -> None:
-    class Slow:
-        def __init__(self, x: int) -> None:
-            self.x = x
-
-        def read(self) -> int:
-            return self.x
-
-    @rlplat.remote
-    def late(x: int) -> int:
-        return x
-
-    assert rlplat.get(rlplat.remote(Slow).remote(late.remote(5)).read.remote()) == 5
 
 
 def test_an_error_in_the_middle_does_not_disturb_the_order(backend: str) -> None:

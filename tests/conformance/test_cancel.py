@@ -170,7 +170,7 @@ def test_tasks_that_are_queued_at_a_worker_are_dropped_there(cluster: None, tmp_
     assert lines(log) == ["began", *map(str, range(1090, 1100))]
 
 
-def test_what_has_finished_or_is_not_known_is_left_alone(cluster: None) -> None:
+def test_what_has_finished_or_is_not_known_is_left_alone(backend: str) -> None:
     ref, put = one.remote(), rlplat.put(5)
     failed = rlplat.remote(lambda: 1 / 0).remote()
     rlplat.wait([ref, failed], num_returns=2)
@@ -381,26 +381,6 @@ def test_a_call_that_waits_for_an_argument_or_its_actor_is_dropped(cluster: None
     assert rlplat.get(nowhere.add.remote(1), timeout=60) == 2
     rlplat.cancel(call)
     cancelled(call)
-
-
-def test_queued_calls_of_a_threaded_actor_are_dropped(cluster: None, tmp_path: Path) -> None:
-    log, gate = tmp_path / "log", tmp_path / "gate"
-
-    class Actor:
-        def run(self, x: int) -> int:
-            write(log, x)
-            while not gate.exists():
-                time.sleep(0.005)
-            return x
-
-    actor = rlplat.remote(Actor).options(max_concurrency=2).remote()
-    refs = [actor.run.remote(i) for i in range(6)]
-    assert soon(lambda: len(lines(log)) == 2)
-    for ref in refs[:4]:
-        rlplat.cancel(ref)
-    cancelled(*refs[2:4])
-    gate.touch()
-    assert rlplat.get([*refs[:2], *refs[4:]], timeout=60) == [0, 1, 4, 5]
 
 
 class Threads:

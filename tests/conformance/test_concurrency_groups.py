@@ -102,7 +102,8 @@ def test_a_group_of_one_thread_keeps_the_order_of_calls(cluster: None) -> None:
     assert rlplat.get(actor.add.options(concurrency_group="io").remote(200), timeout=60) == list(range(201))
 
 
-def test_coroutines_have_groups_too(cluster: None) -> None:
+@pytest.mark.beside("coroutines")
+def test_coroutines_have_groups_too(backend: str) -> None:
     actor = local(Coroutines).options(concurrency_groups={"io": 2, "compute": 4}, max_concurrency=3).remote()
     io = [actor.io.remote() for _ in range(20)]
     compute = [actor.compute.remote() for _ in range(20)]

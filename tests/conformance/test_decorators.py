@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import rlplat
-from rlplat.errors import ConfigError
 
 FACTOR = 3
 
@@ -58,19 +55,6 @@ def test_classes_with_and_without_parentheses(backend: str) -> None:
 def test_positional_options_are_refused(backend: str) -> None:
     with pytest.raises((TypeError, AssertionError)):
         rlplat.remote(1, 2)
-
-
-def test_lambdas_builtins_and_partials(backend: str) -> None:
-    assert rlplat.get(rlplat.remote(lambda x: x + 1).remote(1)) == 2
-    assert rlplat.get(rlplat.remote(num_cpus=1)(lambda: "options").remote()) == "options"
-
-
-def test_recursive_remote_functions(backend: str) -> None:
-    @rlplat.remote
-    def factorial(n: int) -> int:
-        return 1 if n < 2 else n * rlplat.get(factorial.remote(n - 1))
-
-    assert rlplat.get(factorial.remote(5)) == 120
 
 
 def test_mutual_recursion(backend: str) -> None:
@@ -141,22 +125,6 @@ def test_assigning_a_global_in_a_task_changes_the_workers_only(cluster: None) ->
     assert FACTOR == 3
 
 
-def test_a_wrapped_function_keeps_its_wrapper(backend: str) -> None:
-    def doubled(function: Callable[..., int]) -> Callable[..., int]:
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> int:
-            return 2 * function(*args, **kwargs)
-
-        return wrapper
-
-    @rlplat.remote
-    @doubled
-    def f(x: int) -> int:
-        return x + 1
-
-    assert rlplat.get(f.remote(1)) == 4
-
-
 def test_options_are_for_one_call_and_leave_the_original(backend: str) -> None:
     @rlplat.remote(num_cpus=1, num_returns=2)
     def pair() -> tuple[int, int]:
@@ -177,25 +145,6 @@ def test_options_of_a_call_override_those_of_the_decorator_and_keep_the_rest(bac
     assert rlplat.get(pair.options(num_cpus=1).remote()) == [1, 2]  # still two refs
 
 
-def test_an_options_object_can_be_kept_and_called_often(backend: str) -> None:
-    @rlplat.remote
-    def f(x: int) -> int:
-        return x
-
-    named = f.options(num_cpus=0.5)
-    assert rlplat.get([named.remote(i) for i in range(5)]) == list(range(5))
-
-
-def test_options_of_an_actor_class_leave_the_class(backend: str) -> None:
-    @rlplat.remote
-    class Actor:
-        def f(self) -> int:
-            return 1
-
-    a, b = Actor.options(num_cpus=1).remote(), Actor.remote()
-    assert rlplat.get([a.f.remote(), b.f.remote()]) == [1, 1]
-
-
 def test_options_of_a_method_are_for_that_call(backend: str) -> None:
     @rlplat.remote
     class Actor:
@@ -211,36 +160,6 @@ def test_options_of_a_method_are_for_that_call(backend: str) -> None:
     assert rlplat.get(actor.pair.options(num_returns=2).remote()) == [1, 2]
     assert rlplat.get(actor.marked.remote()) == [3, 4]
     assert rlplat.get(actor.marked.options(num_returns=1).remote()) == (3, 4)
-
-
-@pytest.mark.parametrize(
-    "options", [{"no_such_option": 1}, {"num_cpus": -1}, {"num_returns": -5}, {"num_gpus": -0.5}], ids=str
-)
-def test_bad_options_are_refused_when_they_are_given(backend: str, options: dict) -> None:
-    def f() -> None: ...
-
-    with pytest.raises((ConfigError, ValueError)):
-        rlplat.remote(**options)(f)
-    with pytest.raises((ConfigError, ValueError)):
-        rlplat.remote(f).options(**options).remote()
-
-
-def test_calling_the_function_itself_is_refused(backend: str) -> None:
-    @rlplat.remote
-    def f() -> None: ...
-
-    @rlplat.remote
-    class Actor:
-        def g(self) -> None: ...
-
-    with pytest.raises(TypeError):
-        f()
-    with pytest.raises(TypeError):
-        Actor()
-    actor = Actor.remote()
-    with pytest.raises(TypeError):
-        actor.g()
-    rlplat.get(actor.g.remote())
 
 
 def test_a_remote_function_is_made_before_a_cluster_exists_and_used_in_it(backend: str) -> None:
@@ -262,28 +181,6 @@ def test_num_returns_of_a_list_and_of_a_tuple(backend: str) -> None:
         return 1, 2, 3
 
     assert rlplat.get(as_list.remote()) == rlplat.get(as_tuple.remote()) == [1, 2, 3]
-
-
-def test_one_return_is_not_unpacked(backend: str) -> None:
-    @rlplat.remote(num_returns=1)
-    def f() -> list[int]:
-        return [1, 2]
-
-    assert rlplat.get(f.remote()) == [1, 2]
-
-
-def test_the_returns_of_one_task_are_separate_objects(backend: str) -> None:
-    @rlplat.remote(num_returns=2)
-    def f() -> tuple[int, str]:
-        return 1, "two"
-
-    @rlplat.remote
-    def use(x: Any) -> Any:
-        return x
-
-    a, b = f.remote()
-    assert a != b
-    assert rlplat.get([use.remote(b), use.remote(a)]) == ["two", 1]
 
 
 class Base:

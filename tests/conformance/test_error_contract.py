@@ -20,24 +20,6 @@ def raising(make: Any) -> Any:
     return fail
 
 
-def test_the_cause_is_the_users_exception(backend: str) -> None:
-    """fault_tolerance/tasks, "Catching application-level failures"."""
-    with pytest.raises(TaskError) as caught:
-        rlplat.get(raising(lambda: ValueError("real")).remote())
-    assert type(caught.value.cause) is ValueError
-    assert caught.value.cause.args == ("real",)
-
-
-def test_both_except_clauses_catch(backend: str) -> None:
-    class Mine(RuntimeError):
-        pass
-
-    ref = raising(lambda: Mine("m")).remote()
-    for kind in (TaskError, Mine, RuntimeError, Exception):
-        with pytest.raises(kind):
-            rlplat.get(ref)
-
-
 def test_an_exception_with_a_large_attribute_is_caught_by_its_class(backend: str) -> None:
     class Diverged(Exception):
         def __init__(self, weights: bytes) -> None:
@@ -75,29 +57,6 @@ def test_an_attribute_error_leaves_its_object_behind(backend: str) -> None:
     assert isinstance(caught.value.cause, AttributeError)  # type: ignore[attr-defined]
 
 
-def test_a_sibling_class_does_not_catch(backend: str) -> None:
-    class Mine(ValueError):
-        pass
-
-    with pytest.raises(ValueError) as caught:
-        rlplat.get(raising(lambda: Mine("m")).remote())
-    assert not isinstance(caught.value, KeyError)
-
-
-def test_the_text_has_the_traceback_of_the_task(backend: str) -> None:
-    def deepest() -> None:
-        raise ZeroDivisionError("in the depth")
-
-    @rlplat.remote
-    def outermost() -> None:
-        deepest()
-
-    with pytest.raises(ZeroDivisionError) as caught:
-        rlplat.get(outermost.remote())
-    assert "deepest" in str(caught.value)
-    assert "in the depth" in str(caught.value)
-
-
 def test_a_chained_exception_shows_its_chain(backend: str) -> None:
     @rlplat.remote
     def fail() -> None:
@@ -109,50 +68,6 @@ def test_a_chained_exception_shows_its_chain(backend: str) -> None:
     with pytest.raises(ValueError) as caught:
         rlplat.get(fail.remote())
     assert "inner reason" in str(caught.value)
-
-
-def test_attributes_and_several_arguments_survive(backend: str) -> None:
-    class Coded(Exception):
-        def __init__(self, code: int, text: str = "text") -> None:
-            super().__init__(code, text)
-            self.code, self.text = code, text
-
-    with pytest.raises(Coded) as caught:
-        rlplat.get(raising(lambda: Coded(7, "seven")).remote())
-    cause: Any = caught.value.cause  # type: ignore[attr-defined]
-    assert (cause.code, cause.text) == (7, "seven")
-
-
-def test_an_exception_group_arrives(backend: str) -> None:
-    with pytest.raises(TaskError, match="two of them"):
-        rlplat.get(raising(lambda: ExceptionGroup("two of them", [ValueError(1), KeyError(2)])).remote())
-
-
-def test_an_error_goes_through_tasks_as_the_users_class(backend: str) -> None:
-    @rlplat.remote
-    def pass_on(x: Any) -> Any:
-        return x
-
-    ref = raising(lambda: LookupError("root")).remote()
-    for _ in range(3):
-        ref = pass_on.remote(ref)
-    with pytest.raises(LookupError, match="root"):
-        rlplat.get(ref)
-
-
-def test_an_error_goes_through_nested_gets_as_the_users_class(backend: str) -> None:
-    fail = raising(lambda: LookupError("root"))
-
-    @rlplat.remote
-    def middle() -> None:
-        rlplat.get(fail.remote())
-
-    @rlplat.remote
-    def outer() -> None:
-        rlplat.get(middle.remote())
-
-    with pytest.raises(LookupError, match="root"):
-        rlplat.get(outer.remote())
 
 
 def test_an_error_goes_through_an_actor(backend: str) -> None:
@@ -187,20 +102,6 @@ def test_a_caught_error_is_no_failure(backend: str) -> None:
         return "none"
 
     assert rlplat.get(careful.remote()) == "handled ValueError"
-
-
-def test_re_raising_keeps_the_class(backend: str) -> None:
-    fail = raising(lambda: ValueError("again"))
-
-    @rlplat.remote
-    def again() -> None:
-        try:
-            rlplat.get(fail.remote())
-        except ValueError:
-            raise
-
-    with pytest.raises(ValueError, match="again"):
-        rlplat.get(again.remote())
 
 
 def test_a_task_may_raise_another_error_instead(backend: str) -> None:
@@ -240,26 +141,6 @@ def test_a_failed_task_leaves_the_others_alone(backend: str) -> None:
     with pytest.raises(ValueError, match="three"):
         rlplat.get(refs)
     assert rlplat.get([ref for i, ref in enumerate(refs) if i != 3]) == [0, 1, 2, 4, 5]
-
-
-def test_user_exceptions_are_not_retried_by_default(backend: str, tmp_path: Any) -> None:
-    """fault_tolerance/tasks, "Retrying failed tasks": retry_exceptions is False by default."""
-    path = str(tmp_path / "runs")
-
-    @rlplat.remote
-    def fail() -> None:
-        with open(path, "a") as file:
-            file.write("x")
-        raise ValueError
-
-    with pytest.raises(ValueError):
-        rlplat.get(fail.remote())
-    assert (tmp_path / "runs").read_text() == "x"
-
-
-def test_warnings_and_base_exceptions_of_user_code(backend: str) -> None:
-    with pytest.raises(UserWarning, match="as an error"):
-        rlplat.get(raising(lambda: UserWarning("as an error")).remote())
 
 
 def test_the_recursion_limit_is_an_exception_like_any_other(backend: str) -> None:

@@ -60,6 +60,14 @@ class Async:
         rlplat.exit_actor()
 
 
+def test_it_ends_the_actor_and_its_own_call(backend: str) -> None:
+    for kind in (Plain, Async):
+        actor = rlplat.remote(kind).remote()
+        for call in (lambda actor: actor.end.remote([rlplat.put(0)]), lambda actor: actor.work.remote()):
+            with pytest.raises(ActorDied, match="exit_actor"):
+                rlplat.get(call(actor))
+
+
 @pytest.mark.parametrize("kind", ["plain", "threads", "async"])
 def test_calls_behind_it_did_not_run(cluster: None, kind: str) -> None:
     """They are told so, and not that they may have run."""

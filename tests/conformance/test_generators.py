@@ -62,6 +62,9 @@ def test_a_generator_function_streams_by_itself(backend: str) -> None:
         next(generator)
     assert rlplat.get(generator.completed()) is None
     assert [rlplat.get(ref) for ref in rlplat.remote(numbers).remote(0)] == []
+    generator = rlplat.remote(numbers).remote(3)
+    assert rlplat.get(generator.completed()) is None  # may be asked for before any value is
+    assert [rlplat.get(ref) for ref in generator] == [0, 1, 2]
 
 
 def test_values_come_while_the_generator_runs(cluster: None, tmp_path: Path) -> None:

@@ -9,25 +9,12 @@ from typing import Any
 import pytest
 
 import rlplat
-from rlplat.errors import GetTimeout, TaskError
+from rlplat.errors import GetTimeout
 
 
 @rlplat.remote
 def identity(x: Any) -> Any:
     return x
-
-
-def test_get_of_one_of_many_and_of_none(backend: str) -> None:
-    refs = [identity.remote(i) for i in range(5)]
-    assert rlplat.get(refs[3]) == 3
-    assert rlplat.get(refs) == [0, 1, 2, 3, 4]
-    assert rlplat.get([]) == []
-    assert isinstance(rlplat.get(refs), list)
-
-
-def test_get_may_be_repeated(backend: str) -> None:
-    ref = identity.remote([1])
-    assert rlplat.get(ref) == rlplat.get(ref) == [1]
 
 
 def test_each_get_of_a_small_value_is_a_copy_of_its_own(backend: str) -> None:
@@ -53,17 +40,6 @@ def test_get_with_a_timeout_of_what_is_there(backend: str) -> None:
     ref = rlplat.put(1)
     assert rlplat.get(ref, timeout=5) == 1
     assert rlplat.get([ref, ref], timeout=0) == [1, 1]
-
-
-def test_put_refuses_refs_but_takes_containers_of_them(backend: str) -> None:
-    ref = rlplat.put(1)
-    with pytest.raises(TypeError):
-        rlplat.put(ref)
-    assert rlplat.get(rlplat.get(rlplat.put([ref]))[0]) == 1
-
-
-def test_each_put_is_an_object_of_its_own(backend: str) -> None:
-    assert rlplat.put(1) != rlplat.put(1)
 
 
 def test_put_inside_a_task_and_an_actor(backend: str) -> None:
@@ -92,39 +68,6 @@ def test_wait_returns_every_ref_exactly_once(backend: str) -> None:
     assert set(seen) == set(refs)
 
 
-def test_wait_gives_at_most_num_returns_even_when_more_are_ready(backend: str) -> None:
-    refs = [rlplat.put(i) for i in range(5)]
-    ready, rest = rlplat.wait(refs, num_returns=2)
-    assert len(ready) == 2
-    assert len(rest) == 3
-
-
-def test_wait_keeps_the_order_of_the_list(backend: str) -> None:
-    """`wait`: "if one object ref precedes another in the input list, and both are in the ready list", it does there.
-
-    Which of more than `num_returns` ready ones are given is not promised (ours: the first ones).
-    """
-    refs = [identity.remote(i) for i in range(6)]
-    rlplat.get(refs)
-    ready, rest = rlplat.wait(refs, num_returns=4, timeout=5)
-    assert ready == [ref for ref in refs if ref in ready]
-    assert rest == [ref for ref in refs if ref not in ready]
-    assert len(ready) == 4
-
-
-def test_wait_for_all_is_a_barrier(backend: str) -> None:
-    refs = [identity.remote(i) for i in range(20)]
-    ready, rest = rlplat.wait(refs, num_returns=20)
-    assert rest == []
-    assert len(ready) == 20
-
-
-@pytest.mark.parametrize("bad", [{"num_returns": 0}, {"num_returns": 4}, {"num_returns": -1}], ids=str)
-def test_wait_refuses_counts_that_cannot_be(backend: str, bad: dict) -> None:
-    with pytest.raises(ValueError):
-        rlplat.wait([rlplat.put(i) for i in range(3)], **bad)
-
-
 def test_wait_refuses_duplicates_and_what_is_no_list_of_refs(backend: str) -> None:
     ref = rlplat.put(1)
     with pytest.raises(ValueError):
@@ -147,38 +90,9 @@ def test_wait_inside_a_task(backend: str) -> None:
     assert rlplat.get(first.remote([rlplat.put(3)])) == 3
 
 
-def test_refs_are_hashable_equal_and_told_apart(backend: str) -> None:
-    a, b = rlplat.put(1), rlplat.put(2)
-    assert {a: "a", b: "b"}[a] == "a"
-    assert a != b
-    assert a == rlplat.get(rlplat.put([a]))[0]
-    assert a != "a"
-    assert "ObjectRef" in repr(a)
-
-
-def test_a_ref_has_a_future(backend: str) -> None:
-    future = identity.remote(3).future()
-    assert isinstance(future, concurrent.futures.Future)
-    assert future.result(30) == 3
-
-
 def test_futures_work_with_as_completed(backend: str) -> None:
     futures = [identity.remote(i).future() for i in range(5)]
     assert sorted(f.result() for f in concurrent.futures.as_completed(futures, timeout=30)) == list(range(5))
-
-
-def test_refs_can_be_awaited_together_with_coroutines(backend: str) -> None:
-    async def other() -> str:
-        await asyncio.sleep(0)
-        return "other"
-
-    async def main() -> list:
-        return await asyncio.gather(_of(identity.remote(1)), other(), _of(identity.remote(2)))
-
-    async def _of(ref: Any) -> Any:
-        return await ref
-
-    assert asyncio.run(main()) == [1, "other", 2]
 
 
 def test_await_raises_what_get_raises(backend: str) -> None:
@@ -242,45 +156,3 @@ def test_get_times_out_and_the_value_comes_later(cluster: None, tmp_path: Any) -
     assert rlplat.wait([ref], timeout=0) == ([], [ref])
     open(path, "w").close()
     assert rlplat.get(ref, timeout=60) == "here"
-
-
-def test_get_of_many_raises_an_error_although_others_are_late(cluster: None, tmp_path: Any) -> None:
-    """Ours and Ray's `get` look at the refs in order: an error behind a late value waits for that value."""
-    path = str(tmp_path / "go")
-
-    @rlplat.remote(num_cpus=0.5)
-    def held() -> str:
-        import os
-        import time
-
-        while not os.path.exists(path):
-            time.sleep(0.01)
-        return "here"
-
-    @rlplat.remote(num_cpus=0.5)
-    def fail() -> None:
-        raise ValueError("early")
-
-    late, failed = held.remote(), fail.remote()
-    ready, _ = rlplat.wait([late, failed])
-    assert ready == [failed]
-    with pytest.raises(ValueError, match="early"):
-        rlplat.get(failed)
-    open(path, "w").close()
-    assert rlplat.get(late, timeout=60) == "here"
-
-
-def test_an_error_is_a_task_error_wherever_it_is_got(backend: str) -> None:
-    @rlplat.remote
-    def fail() -> None:
-        raise ValueError("x")
-
-    @rlplat.remote
-    def catch(box: list) -> str:
-        try:
-            rlplat.get(box[0])
-        except TaskError as error:
-            return f"{isinstance(error, ValueError)} {type(error.cause).__name__}"
-        return ""
-
-    assert rlplat.get(catch.remote([fail.remote()])) == "True ValueError"

@@ -121,6 +121,14 @@ def test_a_name_counts_in_its_namespace(in_namespace: str) -> None:
     del mine, other
 
 
+def test_a_name_of_another_namespace_is_found_there_only(backend: str) -> None:
+    actor = counter(name="spaced", namespace="away").remote(1)
+    rlplat.get(actor.add.remote())
+    with pytest.raises((ActorDied, ValueError)):
+        rlplat.get_actor("spaced")
+    assert rlplat.get(rlplat.get_actor("spaced", namespace="away").add.remote()) == 3
+
+
 @pytest.mark.process
 def test_tasks_and_actors_are_in_the_namespace_of_their_driver(in_namespace: str) -> None:
     @rlplat.remote

@@ -13,14 +13,14 @@ import rlplat
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture(params=[1, 2])
-def few_cpus(request: pytest.FixtureRequest) -> Iterator[None]:
-    rlplat.init(num_cpus=request.param, num_gpus=0)
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    rlplat.init(num_cpus=1, num_gpus=0)
     yield
     rlplat.shutdown()
 
 
-def test_recursion_deeper_than_the_cpus(few_cpus: None) -> None:
+def test_recursion_deeper_than_the_cpus(one_cpu: None) -> None:
     @rlplat.remote
     def depth(n: int) -> int:
         return 0 if n == 0 else 1 + rlplat.get(depth.remote(n - 1))
@@ -28,7 +28,7 @@ def test_recursion_deeper_than_the_cpus(few_cpus: None) -> None:
     assert rlplat.get(depth.remote(5), timeout=90) == 5
 
 
-def test_a_tree_of_tasks(few_cpus: None) -> None:
+def test_a_tree_of_tasks(one_cpu: None) -> None:
     @rlplat.remote
     def fib(n: int) -> int:
         return n if n < 2 else sum(rlplat.get([fib.remote(n - 1), fib.remote(n - 2)]))
@@ -36,7 +36,7 @@ def test_a_tree_of_tasks(few_cpus: None) -> None:
     assert rlplat.get(fib.remote(6), timeout=90) == 8
 
 
-def test_more_waiting_parents_than_cpus(few_cpus: None) -> None:
+def test_more_waiting_parents_than_cpus(one_cpu: None) -> None:
     @rlplat.remote
     def child(x: int) -> int:
         return x
@@ -48,7 +48,7 @@ def test_more_waiting_parents_than_cpus(few_cpus: None) -> None:
     assert rlplat.get([parent.remote(i) for i in range(12)], timeout=90) == [i + 1 for i in range(12)]
 
 
-def test_wait_lends_the_cpu_as_well(few_cpus: None) -> None:
+def test_wait_lends_the_cpu_as_well(one_cpu: None) -> None:
     @rlplat.remote
     def child() -> int:
         return 3
@@ -61,7 +61,7 @@ def test_wait_lends_the_cpu_as_well(few_cpus: None) -> None:
     assert rlplat.get([parent.remote() for _ in range(4)], timeout=90) == [3] * 4
 
 
-def test_an_actor_with_a_cpu_lends_it_while_it_waits(few_cpus: None) -> None:
+def test_an_actor_with_a_cpu_lends_it_while_it_waits(one_cpu: None) -> None:
     @rlplat.remote
     def child(x: int) -> int:
         return 2 * x
@@ -98,21 +98,20 @@ class Blocker:
         return rlplat.get(rlplat.remote(child).remote(x))
 
 
-def test_an_actor_lends_its_cpu_while_all_its_calls_wait(few_cpus: None) -> None:
-    cpus = rlplat.cluster_resources()["CPU"]
-    threads = rlplat.remote(Threads).options(num_cpus=cpus, max_concurrency=3).remote()
+def test_an_actor_lends_its_cpu_while_all_its_calls_wait(one_cpu: None) -> None:
+    threads = rlplat.remote(Threads).options(num_cpus=1, max_concurrency=3).remote()
     assert rlplat.get([threads.ask.remote(i) for i in range(5)], timeout=90) == [0, 2, 4, 6, 8]
     rlplat.kill(threads)
-    coroutines = rlplat.remote(Coroutines).options(num_cpus=cpus).remote()
+    coroutines = rlplat.remote(Coroutines).options(num_cpus=1).remote()
     assert rlplat.get([coroutines.ask.remote(i) for i in range(5)], timeout=90) == [0, 4, 8, 12, 16]
     rlplat.kill(coroutines)
-    blocker = rlplat.remote(Blocker).options(num_cpus=cpus).remote()
+    blocker = rlplat.remote(Blocker).options(num_cpus=1).remote()
     blocker.idle.remote()
     assert rlplat.get(blocker.ask.remote(4), timeout=90) == 8
     rlplat.kill(blocker)
 
 
-def test_a_task_lends_its_cpu_while_an_event_loop_of_its_own_waits(few_cpus: None) -> None:
+def test_a_task_lends_its_cpu_while_an_event_loop_of_its_own_waits(one_cpu: None) -> None:
     @rlplat.remote
     def numbers() -> Iterator[int]:
         yield from range(3)
@@ -178,7 +177,7 @@ def test_the_cpu_is_taken_back_when_a_call_begins() -> None:
     rlplat.shutdown()
 
 
-def test_tasks_create_actors(few_cpus: None) -> None:
+def test_tasks_create_actors(one_cpu: None) -> None:
     class Adder:
         def add(self, x: int) -> int:
             return x + 1
@@ -190,7 +189,7 @@ def test_tasks_create_actors(few_cpus: None) -> None:
     assert rlplat.get([use.remote(i) for i in range(3)], timeout=90) == [1, 2, 3]
 
 
-def test_the_cpus_are_all_given_back(few_cpus: None) -> None:
+def test_the_cpus_are_all_given_back(one_cpu: None) -> None:
     @rlplat.remote
     def depth(n: int) -> int:
         return 0 if n == 0 else 1 + rlplat.get(depth.remote(n - 1))

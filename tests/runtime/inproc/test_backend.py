@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import rlplat
 from rlplat.errors import (
     ActorDied,
     DeadlineExceeded,
-    InfeasibleResources,
     PlacementGroupRemoved,
     RuntimeEnvFailed,
     TaskCancelled,
@@ -97,11 +96,6 @@ def test_a_coroutine_that_runs_long_is_told_of(
     assert "Door.wait has run for 0.01 s: with backend='inproc' a coroutine runs to its end" in capfd.readouterr().err
 
 
-def test_a_coroutines_exception_arrives() -> None:
-    with pytest.raises(ValueError, match="in a coroutine"):
-        rlplat.get(Door.remote().fail.remote())
-
-
 def test_a_deadline_ends_a_coroutine_and_judges_a_task_at_its_end() -> None:
     @rlplat.remote(timeout_s=0.001)
     def slow() -> int:
@@ -172,28 +166,6 @@ def test_an_actor_may_be_called_between_the_values_of_its_generator() -> None:
         next(cancelled)
 
 
-def test_the_end_of_a_generator_can_be_asked_for_at_once() -> None:
-    @rlplat.remote(num_returns="streaming")
-    def three() -> Iterator[int]:
-        yield from range(3)
-
-    refs = three.remote()
-    assert rlplat.get(refs.completed()) is None
-    assert [rlplat.get(ref) for ref in refs] == [0, 1, 2]
-
-
-def test_a_generators_exception_is_its_last_value() -> None:
-    @rlplat.remote(num_returns="streaming")
-    def two() -> Iterator[int]:
-        yield 1
-        raise ValueError("then this")
-
-    first, second = two.remote()
-    assert rlplat.get(first) == 1
-    with pytest.raises(ValueError, match="then this"):
-        rlplat.get(second)
-
-
 def test_a_generator_has_a_deadline_too() -> None:
     @rlplat.remote(num_returns="streaming", timeout_s=0.05)
     def count() -> Iterator[int]:
@@ -205,55 +177,6 @@ def test_a_generator_has_a_deadline_too() -> None:
     assert [rlplat.get(next(refs)), rlplat.get(next(refs))] == [1, 2]
     with pytest.raises(DeadlineExceeded):
         rlplat.get(next(refs))
-
-
-def test_async_generators() -> None:
-    @rlplat.remote
-    class Actor:
-        @rlplat.method(num_returns="streaming", generator_backpressure=2)
-        async def count(self, n: int) -> AsyncIterator[int]:
-            for i in range(n):
-                await asyncio.sleep(0)
-                yield i
-
-    actor = Actor.remote()
-    assert [rlplat.get(ref) for ref in actor.count.remote(10)] == list(range(10))
-
-    async def main() -> list[int]:
-        return [await ref async for ref in actor.count.remote(5)]
-
-    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
-
-
-def test_dynamic_returns_are_one_ref_of_refs() -> None:
-    @rlplat.remote(num_returns="dynamic")
-    def count(n: int) -> Iterator[int]:
-        yield from range(n)
-
-    refs = rlplat.get(count.remote(100))
-    assert len(refs) == 100
-    assert rlplat.get(list(refs)) == list(range(100))
-
-
-def test_retries_are_for_the_exceptions_that_were_named() -> None:
-    tries: list[int] = []
-
-    @rlplat.remote(max_retries=2, retry_exceptions=[ValueError])
-    def fail(until: int, kind: type) -> int:
-        tries.append(1)
-        if len(tries) <= until:
-            raise kind("not yet")
-        return len(tries)
-
-    assert rlplat.get(fail.remote(2, ValueError)) == 3
-    tries.clear()
-    with pytest.raises(ValueError, match="not yet"):
-        rlplat.get(fail.remote(9, ValueError))
-    assert len(tries) == 3
-    tries.clear()
-    with pytest.raises(KeyError):
-        rlplat.get(fail.remote(1, KeyError))
-    assert len(tries) == 1
 
 
 def test_the_environment_is_there_in_the_call_and_gone_afterwards(tmp_path: Path) -> None:
@@ -277,28 +200,6 @@ def test_packages_of_its_own_are_refused_in_words() -> None:
         add.options(runtime_env={"pip": ["x"]}).remote(1, 2)
 
 
-def test_names_count_in_their_namespace() -> None:
-    here = Door.options(name="door").remote()
-    there = Door.options(name="door", namespace="other").remote()
-    assert rlplat.get_actor("door") == here
-    assert rlplat.get_actor("door", namespace="other") == there
-    assert Door.options(name="door", get_if_exists=True).remote() == here
-    assert sorted(backend().actor_names(True)) == [("", "door"), ("other", "door")]
-
-
-def test_a_detached_actor_outlives_its_handles() -> None:
-    Door.options(name="stays", lifetime="detached").remote()
-    gc.collect()
-    rlplat.put(0)
-    door = rlplat.get_actor("stays")
-    assert rlplat.get(door.thread.remote())
-    rlplat.kill(door)
-    with pytest.raises(ActorDied):
-        rlplat.get(door.thread.remote())
-    with pytest.raises((ActorDied, ValueError)):
-        rlplat.get_actor("stays")
-
-
 def test_kill_with_a_restart_runs_the_constructor_again() -> None:
     @rlplat.remote(max_restarts=1)
     class Counter:
@@ -316,29 +217,6 @@ def test_kill_with_a_restart_runs_the_constructor_again() -> None:
     backend().kill(counter, False)
     with pytest.raises(ActorDied):
         rlplat.get(counter.add.remote())
-
-
-def test_exit_actor_ends_the_actor_of_the_call() -> None:
-    @rlplat.remote
-    class Quitter:
-        def quit(self) -> None:
-            backend().exit_actor()
-
-        def f(self) -> int:
-            return 1
-
-    @rlplat.remote
-    class AsyncQuitter(Quitter.__dict__["_code"].target):  # type: ignore[misc, name-defined]
-        async def quit(self) -> None:
-            backend().exit_actor()
-
-    for made in (Quitter, AsyncQuitter):
-        quitter = made.remote()
-        for ref in (quitter.quit.remote(), quitter.f.remote()):
-            with pytest.raises(ActorDied, match="exit_actor"):
-                rlplat.get(ref)
-    with pytest.raises(TypeError, match="none"):
-        backend().exit_actor()
 
 
 @rlplat.remote(num_cpus=1)
@@ -360,18 +238,3 @@ def test_a_placement_group_is_there_at_once_and_counts_nothing() -> None:
     with pytest.raises(PlacementGroupRemoved):
         Sitter.options(placement_group=group).remote()
     assert rlplat.placement_group_table(group)["state"] == "REMOVED"
-
-
-def test_a_group_that_can_never_be_is_an_error() -> None:
-    for bundles, strategy in (([{"CPU": 1}, {"CPU": 2}], "PACK"), ([{"CPU": 1}] * 2, "STRICT_SPREAD")):
-        with pytest.raises(InfeasibleResources):
-            rlplat.get(rlplat.placement_group(bundles, strategy).ready())
-    assert rlplat.available_resources()["CPU"] == 2
-
-
-def test_the_context_knows_the_actor_and_the_task() -> None:
-    sitter = Sitter.remote()
-    first, second = (rlplat.get(sitter.where.remote()) for _ in range(2))
-    assert first[0] == second[0] == sitter._actor_id
-    assert first[1] != second[1]
-    assert rlplat.get_runtime_context().get_task_id() is None
