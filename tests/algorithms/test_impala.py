@@ -239,7 +239,6 @@ def test_a_gradient_that_is_not_finite(runtime: None, non_finite: str) -> None:
     ("settings", "complaint"),
     [
         ({"framework": "tf"}, "Impala computes with torch: omit framework=tf"),
-        ({"clip_rewards": True, "normalize_rewards": True}, "exclude each other"),
         ({"learner": {"num_learners": 2}}, "learner.num_learners=2 has no effect: there is one learner"),
         ({"learner": {"backend": "numpy"}}, "computes with torch"),
     ],
