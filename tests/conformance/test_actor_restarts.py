@@ -87,14 +87,6 @@ def test_an_actor_starts_again_with_the_arguments_of_its_constructor(cluster: No
     assert log.read_text() == "start\nstart\n"
 
 
-def test_by_default_an_actor_is_not_restarted(cluster: None) -> None:
-    actor = rlplat.remote(make_class()).remote()
-    die(get(actor.pid.remote()))
-    for _ in range(2):
-        with pytest.raises(ActorDied, match="SIGKILL"):
-            get(actor.add.remote())
-
-
 def test_after_its_last_restart_an_actor_is_gone(cluster: None) -> None:
     actor = rlplat.remote(max_restarts=1)(make_class()).remote()
     first = get(actor.pid.remote())

@@ -166,17 +166,6 @@ def test_an_actor_that_is_killed_in_a_call_is_reported_with_its_signal(cluster: 
     assert rlplat.get(other.pid.remote()) == other_pid
 
 
-def test_death_in_a_constructor_is_reported(cluster: None) -> None:
-    class Actor:
-        def __init__(self) -> None:
-            os.abort()
-
-        def f(self) -> None: ...
-
-    with pytest.raises(ActorDied, match="SIGABRT"):
-        rlplat.get(rlplat.remote(Actor).remote().f.remote(), timeout=60)
-
-
 def test_the_resources_of_the_dead_are_free(cluster: None) -> None:
     class Actor:
         def pid(self) -> int:
