@@ -2,6 +2,7 @@
 
     name = env_name(MyEnv)                              # "my_module:MyEnv" where that finds it again
     name = env_name(lambda: MyEnv(size=5))              # "<lambda of train.py:12>", which carries the function
+    name = env_name(gymnasium.spec("CartPole-v1"))      # "CartPole-v1"; "<CartPole-v1 of an EnvSpec>" of a changed one
     make_vector_env(name, 8)                            # here, or in any process that `name` was sent to
 
 An `EnvObject` is its own name: a text wherever one is wanted (messages, `config.yaml`), and what it stands for where
@@ -10,9 +11,11 @@ the environment is made. As text alone, out of a `config.yaml`, such a name find
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from rlplat.errors import ConfigError
 class EnvObject(str):
     """A name with what it stands for; travels by value, so that workers need not import the user's script.
 
-    `target`: called with `env_kwargs`, it makes an environment; or the spec of an id that the user's script registered.
+    `target`: called with `env_kwargs`, it makes an environment; or gymnasium's EnvSpec of one.
     """
 
     target: Any
@@ -75,21 +78,30 @@ class Copies:
 
 
 def env_name(env: Any) -> str:
-    """A name for whatever `env=` may be. A text is returned as it is; but an id that a script has registered in this
-    process carries its spec, without which other processes would not know it.
+    """A name for whatever `env=` may be. A text is returned as it is; but an id that a script has registered or changed
+    in this process carries its spec, without which other processes would not know it.
 
     ConfigError for what is no environment, and for an object that cannot be copied.
     """
     if isinstance(env, str):
         return env if isinstance(env, EnvObject) else _with_spec(env)
+    if is_spec(env):
+        is_known = sys.modules["gymnasium"].registry.get(env.id) == env
+        return _with_spec(env.id) if is_known else EnvObject(f"<{env.id} of an EnvSpec>", _checked(_portable(env)))
     if isinstance(env, type) or (callable(env) and not hasattr(env, "step")):
         return _importable(env) or EnvObject(_described(env), _checked(env))
     if hasattr(env, "reset") and hasattr(env, "step"):
         return EnvObject(f"<a {type(env).__name__} object>", Copies(env))
     raise ConfigError(
         f"env is {env!r} ({type(env).__name__}); it is the name of an environment, a class, a function that makes one "
-        "(env=lambda: MyEnv()), or an environment"
+        "(env=lambda: MyEnv()), an EnvSpec, or an environment"
     )
+
+
+def is_spec(env: Any) -> bool:
+    """Whether it is an EnvSpec, as `gymnasium.spec(id)` and `env.spec` are."""
+    registration = sys.modules.get("gymnasium.envs.registration")
+    return registration is not None and isinstance(env, registration.EnvSpec)
 
 
 def what_it_takes(name: str) -> str:
@@ -161,14 +173,40 @@ def _with_spec(name: str) -> str:
     gymnasium = sys.modules.get("gymnasium")
     registry = getattr(gymnasium, "registry", None)
     spec = registry.get(name.strip()) if registry else None
-    if spec is None or str(spec.entry_point).startswith(("gymnasium.", "ale_py.")):
+    if spec is None or str(spec.entry_point).startswith("ale_py."):
         return name
-    module, _, attribute = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
-    if module == "__main__":  # which is another module in every process
-        spec = copy.copy(spec)
-        spec.entry_point = getattr(sys.modules[module], attribute, spec.entry_point)
+    if (shipped := _shipped_specs().get(spec.id)) is not None:
+        if all(getattr(spec, key) == value for key, value in shipped.items()):
+            return name
+        # Elsewhere the id by itself is another task.
+        return EnvObject(f"<{spec.id} as this program changed it>", _checked(_portable(spec)))
     try:
-        cloudpickle.dumps(spec)
-    except Exception:
+        return EnvObject(name.strip(), _checked(_portable(spec)))
+    except ConfigError:
         return name  # other processes will say that they do not know it
-    return EnvObject(name.strip(), spec)
+
+
+def _portable(spec: Any) -> Any:
+    """A copy that means the same in other processes, where `__main__` is another module; later changes are not its."""
+    spec = copy.copy(spec)
+    module, _, attribute = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
+    if module == "__main__":
+        spec.entry_point = getattr(sys.modules[module], attribute, spec.entry_point)
+    return spec
+
+
+@functools.cache
+def _shipped_specs() -> dict[str, dict[str, Any]]:
+    """What gymnasium registers by itself, id -> fields, read out of its source: the registry has what became of it."""
+    specs: dict[str, dict[str, Any]] = {}
+    no_fields = {
+        "max_episode_steps": None, "reward_threshold": None, "nondeterministic": False, "order_enforce": True,
+        "kwargs": {}, "additional_wrappers": (), "vector_entry_point": None,
+    }  # fmt: skip
+    for statement in ast.parse(Path(sys.modules["gymnasium.envs"].__file__ or "").read_bytes()).body:
+        call = getattr(statement, "value", None)
+        with suppress(ValueError):  # of those that are no literals
+            words = call.keywords if isinstance(call, ast.Call) else ()
+            fields = {word.arg: ast.literal_eval(word.value) for word in words if word.arg}
+            specs[fields.get("id", "")] = no_fields | fields
+    return specs

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 import rlplat
@@ -169,3 +170,51 @@ def test_workers_get_what_only_the_users_script_knows(tmp_path: Path) -> None:
         "<lambda of script.py:15> 20 True",
         "Mine-v0 20 True",
     ]
+
+
+def limit_of(env: Any) -> int:
+    """As another process finds it, whose registry is gymnasium's own."""
+    with make_vector_env(pickle.loads(pickle.dumps(PPOConfig(env=env).env)), 1, seed=1) as vector_env:
+        return int(vector_env.facts()["max_episode_steps"])
+
+
+def test_what_gymnasium_registers_by_itself_is_its_name() -> None:
+    ids = [name for name, spec in gym.registry.items() if str(spec.entry_point).startswith("gymnasium.")]
+    assert len(ids) > 40 and not [name for name in ids if isinstance(env_name(name), EnvObject)]
+    assert env_name(gym.spec("CartPole-v1")) == env_name(gym.make("CartPole-v1").spec) == "CartPole-v1"
+    assert not isinstance(PPOConfig(env=gym.spec("CartPole-v1")).env, EnvObject)
+
+
+def test_a_spec_is_made_as_it_says() -> None:
+    """Its limit, arguments and wrappers; and gymnasium's registry stays as it is."""
+    spec = copy.deepcopy(gym.spec("Pendulum-v1"))
+    spec.max_episode_steps, spec.kwargs = 3, {"g": 0.0}
+    assert env_name(spec) == "<Pendulum-v1 of an EnvSpec>" and limit_of(spec) == 3
+    assert gym.spec("Pendulum-v1").max_episode_steps == 200
+    wrapped = gym.wrappers.TransformReward(spec.make(), abs).spec
+    for given, sign in ((spec, -1), (wrapped, 1)):
+        with make_vector_env(given, 1, seed=1) as env:
+            env.reset()
+            steps = [env.step(np.zeros((1, 1), np.float32)) for _ in range(3)]
+            assert all(sign * step.rewards[0] > 0 for step in steps) and steps[-1].truncated[0]
+        with make_vector_env(given, 1, env_kwargs={"max_episode_steps": 5}) as env:
+            assert env.facts()["max_episode_steps"] == 5
+
+
+@pytest.mark.parametrize("how", ["under its id", "under an id of its own"])
+def test_an_id_that_the_program_changed_is_the_programs(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes have gymnasium's; and a run says that it was another task."""
+    name = "LongCartPole-v0" if "own" in how else "CartPole-v1"
+    changed = copy.deepcopy(gym.spec("CartPole-v1"))
+    changed.max_episode_steps, changed.id = 7, name
+    with monkeypatch.context() as here:
+        here.setitem(gym.registry, name, changed)
+        given = pickle.dumps(PPOConfig(env=name).env)
+    assert name not in gym.registry or gym.spec(name).max_episode_steps == 500
+    env = pickle.loads(given)
+    assert env == (name if "own" in how else "<CartPole-v1 as this program changed it>")
+    try:
+        with make_vector_env(env, 2) as vector_env:
+            assert vector_env.facts()["max_episode_steps"] == 7
+    finally:
+        gym.registry.pop("LongCartPole-v0", None)

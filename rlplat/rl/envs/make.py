@@ -107,9 +107,7 @@ def make_vector_env(
         # A simulator may be away for longer than any limit: who is waited for is said every few seconds.
         return made(external, limits=NO_LIMITS)
     if source.kind == "registered":
-        import gymnasium
-
-        spec = gymnasium.spec(source.env_id)
+        spec = source.spec
         facts["max_episode_steps"] = kwargs.get("max_episode_steps", spec.max_episode_steps)
         is_saved = not keep_state or is_native_saved(spec.vector_entry_point)
         if vectorization == "auto" and (seeds_each or not is_saved):
@@ -198,9 +196,9 @@ def make_single_env(
             if source.kind == "registered":
                 _log_mujoco_warnings(source)
                 env = call_wrapped(
-                    lambda **kwargs: gymnasium.make(source.env_id, disable_env_checker=True, **kwargs),
+                    lambda **kwargs: gymnasium.make(source.spec, disable_env_checker=True, **kwargs),
                     env_kwargs,
-                    constructor=_creator(gymnasium.spec(source.env_id).entry_point),
+                    constructor=_creator(source.spec.entry_point),
                 )
             else:
                 assert source.factory is not None
@@ -278,9 +276,7 @@ def call_wrapped(factory: Callable[..., Any], env_kwargs: Mapping[str, Any], *, 
 def _log_mujoco_warnings(source: EnvSource) -> None:
     """MuJoCo prints its warnings (deprecated model attributes, every time) and leaves MUJOCO_LOG.TXT wherever it runs;
     they go to the logger `rlplat.mujoco` instead, at level INFO."""
-    import gymnasium
-
-    if str(gymnasium.spec(source.env_id).entry_point).startswith("gymnasium.envs.mujoco"):
+    if str(source.spec.entry_point).startswith("gymnasium.envs.mujoco"):
         import mujoco
 
         mujoco.set_mju_user_warning(lambda message: logging.getLogger("rlplat.mujoco").info("%s", message))
@@ -305,7 +301,7 @@ def _make_atari(source: EnvSource, num_envs: int, arguments: dict[str, Any], num
 def _make_pool(source: EnvSource, num_envs: int, kwargs: dict[str, Any], num_threads: int) -> PoolLoop:
     """Refused where it would be another task than gymnasium's environment, in which the policy is evaluated."""
     _require_no_wrappers(source, kwargs)
-    pool = PoolLoop(source.env_id, num_envs, num_threads, kwargs)
+    pool = PoolLoop(source.spec.id, num_envs, num_threads, kwargs)
     _require_same_spaces(source, pool, kwargs, "EnvPool's")
     return pool
 
@@ -395,7 +391,8 @@ def _use_native(
     if vectorization != "auto" or not exists or (_is_ours(spec) and num_envs < MOVES[spec.entry_point][1]):
         return False
     own = (_parameters(spec.entry_point) | {"max_episode_steps"}) - {"render_mode"}
-    return set(kwargs) <= (own if _is_ours(spec) else _parameters(spec.vector_entry_point))
+    asked = spec.kwargs.keys() | kwargs.keys()
+    return asked <= (own if _is_ours(spec) else _parameters(spec.vector_entry_point))
 
 
 def _is_ours(spec: Any) -> bool:
@@ -428,7 +425,7 @@ def _make_native(
     if "autoreset_mode" in _parameters(spec.vector_entry_point):
         kwargs = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP, **kwargs}
     try:
-        made = gymnasium.make_vec(source.env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+        made = gymnasium.make_vec(source.spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise UsageError(f"{source.name} needs a package that is not installed: {error}") from error
     except Exception as error:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from rlplat.config import closest
 from rlplat.errors import ConfigError, EnvError, EnvNotFound, MissingExtra
 from rlplat.rl.class_path import attribute_of, import_problem, load_class, load_module
-from rlplat.rl.env_objects import EnvObject, env_name, is_marker
+from rlplat.rl.env_objects import EnvObject, env_name, is_marker, is_spec
 from rlplat.rl.user_code import located
 
 ATARI_ROMS = (
@@ -69,14 +69,15 @@ _EXTRA_BY_ENTRY_POINT = {
 
 @dataclass(frozen=True)
 class EnvSource:
-    """Where an environment comes from; exactly one of `rom`, `env_id`, `factory` is set, as `kind` says (`external`: a
+    """Where an environment comes from; exactly one of `rom`, `spec`, `factory` is set, as `kind` says (`external`: a
     factory of what stands in for the simulators)."""
 
     name: str
     """Canonical: two names of the same environment resolve to equal ones."""
     kind: Literal["atari", "registered", "factory", "external"]
     rom: str = ""
-    env_id: str = ""
+    spec: Any = None
+    """gymnasium's EnvSpec."""
     factory: Callable[..., Any] | None = None
 
 
@@ -84,10 +85,10 @@ def resolve_env(env: Any) -> EnvSource:
     """env: a name, or what `env_name` takes. Raises EnvNotFound with a suggestion, MissingExtra, or EnvError where the
     module of the environment raises."""
     given = env_name(env)
-    if isinstance(given, EnvObject) and not given.is_registered:
+    if isinstance(given, EnvObject) and not given.is_registered and not is_spec(given.target):
         return EnvSource(str(given), "factory", factory=given.target)
     name = given.strip()
-    if is_marker(name):
+    if is_marker(given):
         raise EnvNotFound(
             f"the environment {name} was a Python object of the program that trained, which has no name to find it by: "
             "pass env=... again, in Python: rlplat.load(RUN, env=MyEnv), rlplat.train(resume=RUN, env=MyEnv)"
@@ -98,14 +99,15 @@ def resolve_env(env: Any) -> EnvSource:
         return EnvSource(name, "external", factory=StandIn)
     if name in SHIPPED:
         return EnvSource(name, "factory", factory=load_class(SHIPPED[name]))
-    if ":" in name:
+    if ":" in name and not isinstance(given, EnvObject):
         return _resolve_import(name)
     import gymnasium
 
-    if isinstance(given, EnvObject):
-        gymnasium.registry.setdefault(name, given.target)  # as in the process that registered it
-
     spec = gymnasium.registry.get(name)
+    if isinstance(given, EnvObject):
+        spec = given.target
+        if given.is_registered:
+            gymnasium.registry.setdefault(name, spec)  # as in the process that registered it
     if spec is None or str(spec.entry_point).startswith("ale_py"):
         rom = atari_rom(name)
         if rom is not None:
@@ -115,7 +117,7 @@ def resolve_env(env: Any) -> EnvSource:
             raise EnvNotFound(_without_class(name))
         raise EnvNotFound(_not_found(name, list(gymnasium.registry)))
     _require_extras(name, str(spec.entry_point))
-    return EnvSource(name, "registered", env_id=name)
+    return EnvSource(name, "registered", spec=spec)
 
 
 def atari_rom(name: str) -> str | None:
@@ -143,7 +145,7 @@ def has_time_limit(name: str, env_kwargs: Mapping[str, Any]) -> bool:
     """Whether episodes are known to be cut off at some step; of a class or function of the user's nothing is known."""
     import gymnasium
 
-    spec = gymnasium.registry.get(name)
+    spec = name.target if isinstance(name, EnvObject) else gymnasium.registry.get(name)
     limit = env_kwargs.get("max_episode_steps", getattr(spec, "max_episode_steps", None))
     return limit is not None or name == EXTERNAL or atari_rom(name) is not None
 

@@ -16,6 +16,7 @@ from rlplat.config import Layer, dump, dump_values, load_yaml, resolve
 from rlplat.config_sources import KeyPath, merge, put
 from rlplat.errors import ConfigError
 from rlplat.paths import user_path
+from rlplat.rl.env_objects import env_name, is_spec
 from rlplat.rl.names_elsewhere import Switches, switches_of
 from rlplat.rl.run.registry import (
     BaseConfig,
@@ -108,6 +109,7 @@ def _plan(
         )
     algorithm_class, algo = load_algorithm(algo), announced_name(algo)
     env = next((layer.values["env"] for layer in reversed(layers) if "env" in layer.values), None)
+    env = env_name(env) if is_spec(env) else env
     path, note = BaseConfig(None, "")
     if config_file is False:
         note = f"no config: the plain defaults of {algo} apply"

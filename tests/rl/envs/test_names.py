@@ -64,7 +64,7 @@ def test_the_name_is_registered_with_gymnasium_when_ale_py_is_loaded() -> None:
 
 def test_registered_ids() -> None:
     source = resolve_env("CartPole-v1")
-    assert (source.kind, source.env_id) == ("registered", "CartPole-v1")
+    assert (source.kind, source.spec.id) == ("registered", "CartPole-v1")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_an_id_that_a_module_registers(tmp_path: Path, monkeypatch: pytest.Monke
         "import gymnasium\ngymnasium.register('FromModule-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert resolve_env("registering_module:FromModule-v0").env_id == "FromModule-v0"
+    assert resolve_env("registering_module:FromModule-v0").spec.id == "FromModule-v0"
     del gymnasium.registry["FromModule-v0"]
 
 
