@@ -116,13 +116,16 @@ def attribute_of(module: ModuleType, attribute: str) -> Any:
 
 
 def made_of(named: Any, setting: str, *arguments: Any) -> tuple[str, Any]:
-    """(name, object) of `./file.py:Class`, or of {`./file.py:Class`: {keyword: value}}, which is made with them.
+    """(name, object) of `./file.py:Class`, or of {`./file.py:Class`: {keyword: value}}, which is made with them; the
+    class itself in the place of its name will do.
 
     arguments: positional ones, before those. What the class itself raises is a ConfigError that names `setting`.
     """
-    name, keywords = _name_and_keywords(named, setting)
+    given, keywords = _given_and_keywords(named, setting)
+    is_name = isinstance(given, str)
+    name = given if is_name else f"{given.__module__}:{getattr(given, '__qualname__', given)}"
     try:
-        return name, load_class(name)(*arguments, **keywords)
+        return name, (load_class(given) if is_name else given)(*arguments, **keywords)
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from None
     except Exception as error:
@@ -130,14 +133,14 @@ def made_of(named: Any, setting: str, *arguments: Any) -> tuple[str, Any]:
         raise ConfigError(f"{setting}: making {name} ({given}) raised {type(error).__name__}: {error}") from error
 
 
-def _name_and_keywords(named: Any, setting: str) -> tuple[str, dict[str, Any]]:
-    name, keywords = next(iter(named.items())) if isinstance(named, dict) and len(named) == 1 else (named, {})
-    if not isinstance(name, str) or not isinstance(keywords, dict):
+def _given_and_keywords(named: Any, setting: str) -> tuple[Any, dict[str, Any]]:
+    given, keywords = next(iter(named.items())) if isinstance(named, dict) and len(named) == 1 else (named, {})
+    if not (isinstance(given, str) or callable(given)) or not isinstance(keywords, dict):
         raise ConfigError(
             f"{setting}: {named!r} is neither pkg.module:Class or ./file.py:Class nor "
             "{./file.py:Class: {argument: value}}"
         )
-    return name, keywords
+    return given, keywords
 
 
 def _parts(path: str) -> tuple[str, str]:
@@ -152,6 +155,12 @@ def _source_of(home: str) -> Path | None:
     none."""
     if is_file(home):
         return _existing(user_path(home).resolve())
+    if home == "__main__":
+        file = Path(getattr(sys.modules[home], "__file__", None) or "my_code.py").name
+        raise ConfigError(
+            f"__main__ is another module in every process: name the file, ./{file}:NAME, with what it runs under "
+            'if __name__ == "__main__"; what a notebook defines goes into a file first (%%writefile)'
+        )
     look_here_too(home)
     try:
         spec = importlib.util.find_spec(home)

@@ -199,7 +199,7 @@ def _portable(spec: Any) -> Any:
 def _shipped_specs() -> dict[str, dict[str, Any]]:
     """What gymnasium registers by itself, id -> fields, read out of its source: the registry has what became of it."""
     specs: dict[str, dict[str, Any]] = {}
-    no_fields = {
+    no_fields: dict[str, Any] = {
         "max_episode_steps": None, "reward_threshold": None, "nondeterministic": False, "order_enforce": True,
         "kwargs": {}, "additional_wrappers": (), "vector_entry_point": None,
     }  # fmt: skip

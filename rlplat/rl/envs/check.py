@@ -42,7 +42,7 @@ from rlplat.rl.envs.obs_reader import observation_problems
 from rlplat.rl.envs.own_process import Beat, ProcessEnded, in_own_process
 from rlplat.rl.envs.statistics import holders, told
 from rlplat.rl.envs.tensors.contract import is_tensor_env
-from rlplat.rl.envs.vector_env import VectorEnv
+from rlplat.rl.envs.vector_env import RESETS_OTHERS, VectorEnv
 from rlplat.rl.envs.watchdog import Limits, StepWatchdog
 from rlplat.rl.info_metrics import numbers_of
 from rlplat.rl.interfaces import Obs
@@ -68,6 +68,8 @@ UNREAD_MASK = (
 )
 STUCK = 4
 """Steps that end although the step before did, in environments where no other step follows an end."""
+SAME_FINALS = 3
+"""Episodes of which each ends with what the next one begins with."""
 LONG = 100
 """Steps of an episode without a time limit that are worth a warning."""
 
@@ -532,6 +534,7 @@ def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> 
     has_mask = MASK in obs_leaves(env.spec.obs)
     stacks, brightness = _Stacks(), _Brightness()
     ended, num_stuck, goes_on = np.zeros(env.num_envs, np.bool_), 0, np.zeros(2, np.bool_)
+    num_ends, num_lost, moves = 0, 0, False
     try:
         beat("reset()")
         obs = env.reset()
@@ -550,8 +553,12 @@ def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> 
             num_stuck += int((ended & ends).sum())
             goes_on |= [bool((each & step.valid & ~ends).any()) for each in (~ended, ended)]
             ended = np.where(step.valid, ends, ended)
+            if step.final_obs is not None and report.facts["autoreset_mode"] == "SAME_STEP":
+                num_ends += int(ends.sum())
+                num_lost += sum(_is_same(take_obs(step.final_obs, i), take_obs(obs, i)) for i in np.flatnonzero(ends))
             now = copy_obs(take_obs(obs, 0))
             if not (step.terminated[0] or step.truncated[0] or not step.valid[0]):
+                moves = moves or not _is_same(before, now)
                 stacks.add(env.spec, before, now)
             before = now
     except EnvError as error:
@@ -559,6 +566,15 @@ def _play_batched(env: VectorEnv, steps: int, report: EnvReport, beat: Beat) -> 
     report.spaces = stacks.noted(env.spec)
     report.episodes = len(env.pop_episodes())
     brightness.note(report)
+    if env.resets_others:
+        report.add("warning", RESETS_OTHERS, is_told=True)
+    if moves and num_lost == num_ends >= SAME_FINALS:
+        report.add(
+            "warning",
+            "the final observation of every episode is the first one of the next: does the environment write all its "
+            "observations into one array? Return copies, or use AutoresetMode.NEXT_STEP",
+            is_told=True,
+        )
     if num_stuck >= STUCK and goes_on.tolist() == [True, False]:
         report.add(
             "warning",

@@ -45,6 +45,8 @@ from rlplat.rl.seeding import sequence_of
 
 __all__ = ["Vectorization", "VectorEnv", "make_single_env", "make_vector_env"]
 
+NEVER = 2**31 - 1
+"""Steps after which a vector implementation that knows only numbers cuts an episode off that has no limit."""
 Vectorization = Literal["auto", "native", "sync", "async", "envpool"]
 
 
@@ -108,7 +110,7 @@ def make_vector_env(
         return made(external, limits=NO_LIMITS)
     if source.kind == "registered":
         spec = source.spec
-        facts["max_episode_steps"] = kwargs.get("max_episode_steps", spec.max_episode_steps)
+        facts["max_episode_steps"] = _time_limit(source, kwargs)
         is_saved = not keep_state or is_native_saved(spec.vector_entry_point)
         if vectorization == "auto" and (seeds_each or not is_saved):
             vectorization = "sync"
@@ -268,7 +270,7 @@ def call_wrapped(factory: Callable[..., Any], env_kwargs: Mapping[str, Any], *, 
     image = kwargs.pop("image") if is_ours(kwargs, parameters(constructor or factory)) else {}
     settings = ImageSettings.of(image)
     env = factory(**with_numbers(constructor or factory, kwargs))
-    for named in wrappers if isinstance(wrappers, list) else [wrappers]:
+    for named in wrappers if isinstance(wrappers, list | tuple) else [wrappers]:
         _, env = made_of(named, "env_kwargs.wrappers", env)
     return with_true_bounds(with_images(env, settings))
 
@@ -395,6 +397,18 @@ def _use_native(
     return asked <= (own if _is_ours(spec) else _parameters(spec.vector_entry_point))
 
 
+def _time_limit(source: EnvSource, kwargs: Mapping[str, Any]) -> int | None:
+    """As gymnasium.make reads the argument: None is the registered one, -1 is none."""
+    limit = kwargs.get("max_episode_steps")
+    if limit is None:
+        limit = source.spec.max_episode_steps
+    elif limit < 1 and limit != -1:
+        raise UsageError(
+            f"{source.name}: env_kwargs.max_episode_steps is {limit}; it is at least 1, or -1 for no limit at all"
+        )
+    return None if limit == -1 else limit
+
+
 def _is_ours(spec: Any) -> bool:
     """Whether gymnasium has no vector implementation of it, and we have one."""
     return spec.vector_entry_point is None and spec.entry_point in MOVES
@@ -422,6 +436,8 @@ def _make_native(
 
     if _is_ours(spec):
         return ClassicVectorEnv(make_single_env(source, kwargs).unwrapped, num_envs, max_episode_steps)
+    if "max_episode_steps" in kwargs:
+        kwargs = {**kwargs, "max_episode_steps": NEVER if max_episode_steps is None else max_episode_steps}
     if "autoreset_mode" in _parameters(spec.vector_entry_point):
         kwargs = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP, **kwargs}
     try:

@@ -147,7 +147,7 @@ def has_time_limit(name: str, env_kwargs: Mapping[str, Any]) -> bool:
 
     spec = name.target if isinstance(name, EnvObject) else gymnasium.registry.get(name)
     limit = env_kwargs.get("max_episode_steps", getattr(spec, "max_episode_steps", None))
-    return limit is not None or name == EXTERNAL or atari_rom(name) is not None
+    return limit not in (None, -1) or name == EXTERNAL or atari_rom(name) is not None
 
 
 def atari_game(rom: str) -> str:

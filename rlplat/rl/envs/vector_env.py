@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from functools import partial
 from time import monotonic
@@ -30,6 +31,11 @@ from rlplat.rl.interfaces import Array, Closing, Episode, Obs, Step
 from rlplat.rl.obs_tree import copy_obs, find_not_finite, map_obs, take_obs, where_rows
 from rlplat.rl.seeding import sequence_of
 from rlplat.rl.spaces import MASK, action_leaves
+
+RESETS_OTHERS = (
+    "reset(options={'reset_mask': ...}) changed the observations of environments that the mask leaves out: if it "
+    "resets them too, their episodes are cut without a word. Its autoreset mode is DISABLED: reset those of the mask"
+)
 
 
 class VectorEnv(Closing):
@@ -102,6 +108,8 @@ class VectorEnv(Closing):
         if not getattr(raw, "tells_episode_metrics", False):
             in_step = self._mode == "SAME_STEP"
             self._info_metrics = VectorInfoMetrics(env_metrics, self.num_envs, resets_in_step=in_step)
+        self.resets_others = False
+        """DISABLED: whether a reset of those that ended has changed others."""
         self._reads_infos = bool(env_metrics) and self._info_metrics is not None
         self._obs: Obs | None = None
         self._actions: Any = None
@@ -145,7 +153,12 @@ class VectorEnv(Closing):
             self._info_metrics.reset()
         kwargs = {} if sequence is None else {"seed": _raw_seed(self._raw, sequence)}
         obs, info = self._guarded(lambda: self._raw.reset(**kwargs), "reset()")
-        self.has_unread_mask = isinstance(info, dict) and MASK in info and not self._has_mask
+        if not isinstance(info, dict):
+            raise EnvError(
+                f"{self.name}: reset() gave the infos as a {type(info).__name__}, expected a dict of arrays; leave out "
+                "the wrapper that makes something else of them (DictInfoToList)"
+            )
+        self.has_unread_mask = MASK in info and not self._has_mask
         obs = self._check_obs(obs)
         self._require_finite(obs, "observation")
         if self._watches_lives:
@@ -427,11 +440,21 @@ class VectorEnv(Closing):
             obs = self._guarded(lambda: self._raw.reset(options={"reset_mask": done.copy()}), "reset()")[0]
             obs = self._check_obs(obs)
             self._require_finite(obs, "observation")
+            self._watch_the_others(final_obs, obs, ~done)
             return obs, final_obs
         final_obs = self._final_obs(obs, done, info)
         zeros = map_obs(np.zeros_like, final_obs)
         self._require_finite(where_rows(done, final_obs, zeros), "final observation")
         return obs, final_obs
+
+    def _watch_the_others(self, before: Obs, after: Obs, others: Array) -> None:
+        """A reset that has begun new episodes where none had ended: nothing else would show it."""
+        if self.resets_others or not others.any():
+            return
+        same = map_obs(np.array_equal, take_obs(before, others), take_obs(after, others))
+        if not (all(same.values()) if isinstance(same, dict) else same) and not kept_statistics(self._raw):
+            self.resets_others = True
+            print(f"warning: {self.name}: {RESETS_OTHERS}", file=sys.stderr)
 
     def _final_obs(self, obs: Obs, done: Array, info: dict[str, Any]) -> Obs:
         found = info.get("final_obs")

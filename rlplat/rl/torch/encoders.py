@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -39,9 +40,25 @@ def make_encoder(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -
     return image_encoder(spec, "", compute_dtype)
 
 
-def is_as_made(layer: nn.Linear | nn.Conv2d) -> bool:
-    """Whether torch alone has initialised it: an encoder of the user's own may have loaded, drawn or frozen its own."""
-    return layer.weight.requires_grad and layer.weight._version == 1
+def initialize_orthogonally(layer: nn.Linear | nn.Conv2d, gain: float, *, keeps: bool) -> None:
+    """keeps: what an encoder of the user's own has loaded, drawn or frozen itself stays."""
+    if isinstance(layer.weight, nn.UninitializedParameter):
+        return  # a lazy one: as torch makes it, once its size is known
+    spread = 1.0 / math.sqrt(max(1, layer.weight[0].numel()))
+    if not keeps or _is_as_made(layer.weight, spread):
+        # Drawn in the default memory order: the same numbers whatever order the kernel is kept in.
+        layer.weight.data.copy_(nn.init.orthogonal_(torch.empty(layer.weight.shape), gain))
+    if layer.bias is not None and (not keeps or _is_as_made(layer.bias, spread)):
+        nn.init.zeros_(layer.bias)
+
+
+def _is_as_made(values: Tensor, spread: float) -> bool:
+    """Whether torch alone has initialised it, uniformly within `spread`. What was written through `.data` changes no
+    version, but its largest is beyond, or so far within as torch's is once in 10^9 times: P(max of N < t) = t^N."""
+    if not values.requires_grad or values._version != 1 or not values.numel():
+        return False
+    largest = values.detach().abs().max().item() / spread
+    return bool(1e-9 ** (1.0 / values.numel()) <= largest <= 1.0 + 1e-6)
 
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

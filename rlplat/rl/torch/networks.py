@@ -12,7 +12,7 @@ from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.torch.action_distributions import ActionDistribution, sde_log_std
 from rlplat.rl.torch.cores import make_core
-from rlplat.rl.torch.encoders import TensorObs, is_as_made, make_encoder
+from rlplat.rl.torch.encoders import TensorObs, initialize_orthogonally, make_encoder
 from rlplat.rl.torch.network_check import errors_named, size_lazy_layers
 
 
@@ -99,13 +99,9 @@ class ActorCritic(nn.Module):
         gains: dict[nn.Module, float] = {self.actor_head: 0.01, self.critic_head: 1.0}
         parts = [self.actor_encoder, self.critic_encoder, self.actor_head, self.critic_head]
         for module in (module for part in parts if part is not None for module in part.modules()):
-            if isinstance(module, nn.Linear | nn.Conv2d) and (":" not in self.spec.encoder or is_as_made(module)):
-                # Drawn in the default memory order: the same numbers whatever order the kernel is kept in.
-                weight = torch.empty(module.weight.shape)
-                nn.init.orthogonal_(weight, gains.get(module, math.sqrt(2.0)))
-                module.weight.data.copy_(weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                gain = gains.get(module, math.sqrt(2.0))
+                initialize_orthogonally(module, gain, keeps=":" in self.spec.encoder)
 
 
 def make_network(spec: PolicySpec, compute_dtype: torch.dtype = torch.float32) -> ActorCritic:

@@ -13,7 +13,7 @@ from rlplat.rl.class_path import load_class
 from rlplat.rl.policies.framework_check import require_known_state, require_q_shapes
 from rlplat.rl.policies.spec import PolicySpec, QSpec
 from rlplat.rl.torch.cores import make_core
-from rlplat.rl.torch.encoders import TensorObs, is_as_made, make_encoder
+from rlplat.rl.torch.encoders import TensorObs, initialize_orthogonally, make_encoder
 from rlplat.rl.torch.network_check import constant_buffers, own_class, sample_obs, size_lazy_layers
 
 
@@ -97,12 +97,8 @@ class QNetwork(nn.Module):
 
     def _initialize_orthogonally(self) -> None:
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d) and (":" not in self.spec.encoder or is_as_made(module)):
-                weight = torch.empty(module.weight.shape)
-                nn.init.orthogonal_(weight, math.sqrt(2.0))
-                module.weight.data.copy_(weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                initialize_orthogonally(module, math.sqrt(2.0), keeps=":" in self.spec.encoder)
 
 
 def _rescaled_gradient(gradient: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from rlplat.rl.sampling.returns import discounted_sum
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.saved import Saved
 from rlplat.rl.torch.device import resolve_device
-from rlplat.rl.torch.encoders import make_encoder
+from rlplat.rl.torch.encoders import initialize_orthogonally, make_encoder
 from rlplat.rl.torch.optimizers import adam_of
 from rlplat.rl.torch.tensor_rows import TensorRows, tensor_on
 
@@ -52,10 +52,7 @@ class Outputs(nn.Module):
         self.head = nn.Sequential(*layers, nn.Linear(size, num_outputs))
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
-                weight = torch.empty(module.weight.shape)  # in the default memory order, as in ActorCritic
-                module.weight.data.copy_(nn.init.orthogonal_(weight, math.sqrt(2.0)))
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+                initialize_orthogonally(module, math.sqrt(2.0), keeps=False)
 
     def forward(self, obs: Any) -> Tensor:
         outputs: Tensor = self.head(self.encoder(obs))

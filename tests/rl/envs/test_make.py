@@ -15,6 +15,7 @@ from rlplat.errors import EnvError, NonFiniteError, UsageError
 from rlplat.rl.envs.guard import GuardedEnv
 from rlplat.rl.envs.loops import SyncLoop
 from rlplat.rl.envs.make import make_vector_env
+from rlplat.rl.envs.names import has_time_limit
 from rlplat.rl.envs.vector_env import VectorEnv
 from rlplat.rl.envs.watchdog import NO_LIMITS
 from rlplat.rl.interfaces import Episode
@@ -164,6 +165,22 @@ def test_cartpole_returns_equal_lengths_and_the_limit_truncates(vectorization: A
         assert all(e.episode_return == e.length <= 12 for e in episodes)
         assert 0 < truncated <= sum(e.length == 12 for e in episodes)
         assert env.facts()["max_episode_steps"] == 12
+
+
+@pytest.mark.parametrize("vectorization", ["native", "sync"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Acrobot-v1"])
+def test_the_limit_is_read_as_gymnasium_reads_it(name: str, vectorization: Any) -> None:
+    """-1 is none: every step of the native ones was an end. None is the registered one."""
+
+    def truncated(limit: Any, num_steps: int) -> int:
+        with make_vector_env(name, 12, vectorization=vectorization, env_kwargs={"max_episode_steps": limit}) as env:
+            env.reset()
+            return int(sum(env.step(np.zeros(12, np.int64)).truncated.sum() for _ in range(num_steps)))
+
+    assert truncated(-1, 6) == 0 and truncated(None, 6) == 0 and truncated(5, 6) == 12
+    assert not has_time_limit(name, {"max_episode_steps": -1})
+    with pytest.raises(UsageError, match="max_episode_steps is 0; it is at least 1, or -1 for no limit"):
+        truncated(0, 1)
 
 
 def test_which_implementation_is_taken() -> None:

@@ -209,6 +209,70 @@ def test_copies_that_do_not_begin_again_are_told() -> None:
     assert [finding.is_told for finding in report.findings if "do not begin again" in finding.text] == [True]
 
 
+class Counts(gym.Env[Any, Any]):
+    """Episodes of three steps; all observations in one array, unless `copies`."""
+
+    def __init__(self, copies: bool = False) -> None:
+        self.observation_space = gym.spaces.Box(0, 99, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.obs, self.copies = np.zeros(1, np.float32), copies
+
+    def observe(self, steps: int) -> Any:
+        self.obs[0] = steps
+        return self.obs.copy() if self.copies else self.obs
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.observe(0), {}
+
+    def step(self, action: Any) -> Any:
+        steps = int(self.obs[0]) + 1
+        return self.observe(steps), 1.0, False, steps == 3, {}
+
+
+@pytest.mark.parametrize("mode", gym.vector.AutoresetMode)
+@pytest.mark.parametrize("copies", [True, False])
+def test_last_observations_that_were_overwritten_are_told(mode: Any, copies: bool) -> None:
+    """gymnasium's SAME_STEP keeps the array that the environment gave, into which reset() writes."""
+    many = gym.vector.SyncVectorEnv([lambda: Counts(copies)] * 2, autoreset_mode=mode)
+    is_lost = mode.name == "SAME_STEP" and not copies
+    assert ("into one array" in str(check_env(many, steps=20))) == is_lost
+
+
+class ResetsAll(Five):
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.DISABLED}
+    lengths = np.array([[3.0], [5.0]])
+
+    def step(self, actions: Any) -> Any:
+        self.age = self.age + 1
+        ends = (self.age >= self.lengths)[:, 0]
+        return self.age, np.ones(2), ends, np.zeros_like(ends), {}
+
+
+class ResetsThose(ResetsAll):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        mask = (options or {}).get("reset_mask", np.ones(2, np.bool_))
+        self.age = np.where(mask[:, None], 0, self.age).astype(np.float32)
+        return self.age, {}
+
+
+def test_a_reset_of_others_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """The longer episodes never came to their end, and nothing said so."""
+    for kind, is_told in ((ResetsThose, False), (ResetsAll, True)):
+        with make_vector_env(kind, 2) as env:
+            env.reset()
+            for _ in range(9):
+                env.step(np.zeros(2, np.int64))
+            assert sum(episode.length == 5 for episode in env.pop_episodes()) == (0 if is_told else 1)
+        assert capsys.readouterr().err.count("that the mask leaves out") == is_told
+        assert ("that the mask leaves out" in str(check_env(kind, steps=20))) == is_told
+
+
+def test_infos_that_are_a_list_are_refused_with_the_wrapper() -> None:
+    many = gym.wrappers.vector.DictInfoToList(gym.vector.SyncVectorEnv([Counts] * 2))
+    with pytest.raises(EnvError, match=r"reset\(\) gave the infos as a list.*DictInfoToList"):
+        make_vector_env(many, 2).reset()
+
+
 def test_a_registered_vector_implementation_is_the_same_task() -> None:
     """Others may register one that brings no mask, sees something else or makes another number."""
 

@@ -9,7 +9,10 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlplat.algorithms.ppo import PPOConfig
+from rlplat.config import dump, parse_yaml, resolve
 from rlplat.errors import ConfigError, UsageError
+from rlplat.rl.class_path import require_class
 from rlplat.rl.envs.check import check_env
 from rlplat.rl.envs.make import make_vector_env
 from rlplat.rl.multi_agent.games import make_game
@@ -49,6 +52,14 @@ def test_the_first_wrapper_is_the_innermost() -> None:
     np.testing.assert_array_equal(first_obs(wrappers=[HERE + "Double", {HERE + "Add": {"number": 3}}]), plain * 2 + 3)
 
 
+def test_a_class_of_a_module_will_do_for_its_name() -> None:
+    plain, both = first_obs(wrappers=[]), [{Add: {"number": 3}}, Double]
+    np.testing.assert_array_equal(first_obs(wrappers=both), (plain + 3) * 2)
+    config = PPOConfig(env="CartPole-v1", env_kwargs={"wrappers": tuple(both)})
+    again = resolve(PPOConfig, [parse_yaml(dump(config), "config.yaml")])
+    np.testing.assert_array_equal(first_obs(**again.env_kwargs), (plain + 3) * 2)
+
+
 def test_frames_are_stacked_beyond_atari() -> None:
     stack = [{"gymnasium.wrappers:FrameStackObservation": {"stack_size": 4}}]
     assert first_obs(wrappers=stack).shape == (2, 4, 4)
@@ -74,6 +85,12 @@ def test_wrapped_environments_step_one_after_the_other() -> None:
 def test_what_is_no_wrapper_is_named(wrappers: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         first_obs(wrappers=wrappers)
+
+
+def test_what_the_script_itself_defines_has_no_name_elsewhere() -> None:
+    """It ended with "__main__.__spec__ is None"."""
+    with pytest.raises(ConfigError, match=r"__main__ is another module in every process: name the file, \./"):
+        require_class("__main__:Mine")
 
 
 def test_atari_says_why_it_takes_none() -> None:

@@ -186,19 +186,22 @@ def test_our_own_layers_pass(name: str, core: str) -> None:
 
 
 class Encoder(nn.Module):
-    """Three layers: as torch makes them, loaded, and frozen; the first one does not know its size."""
+    """Layers as torch makes them, loaded, frozen, and written through `.data`; the first one does not know its size."""
 
     num_features = 4
 
     def __init__(self, spec: Any, compute_dtype: Any) -> None:
         super().__init__()
         self.plain, self.loaded, self.frozen = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.first = nn.LazyLinear(4)
+        self.first, self.written = nn.LazyLinear(4), nn.Linear(4, 4)
+        self.written.weight.data.normal_(std=0.01)
+        self.written.bias.data.fill_(3.0)
+        nn.init.ones_(self.plain.bias)
         self.loaded.load_state_dict({"weight": torch.full((4, 4), 0.5), "bias": torch.ones(4)})
         nn.init.constant_(self.frozen.weight.requires_grad_(False), 0.25)
 
     def forward(self, obs: Any) -> Any:
-        return self.frozen(self.loaded(self.plain(self.first(obs.flatten(1)))))
+        return self.written(self.frozen(self.loaded(self.plain(self.first(obs.flatten(1))))))
 
 
 @pytest.mark.parametrize("make", [make_network, lambda spec: make_q_network(spec, QSpec())])
@@ -208,6 +211,8 @@ def test_an_encoder_keeps_what_it_has_loaded(make: Any) -> None:
     encoder = network.actor_encoder if isinstance(network, ActorCritic) else network.encoder
     assert (encoder.loaded.weight == 0.5).all() and (encoder.loaded.bias == 1.0).all()
     assert (encoder.frozen.weight == 0.25).all() and encoder.first.weight.shape == (4, 4)
+    assert encoder.written.weight.abs().max() < 0.1 and (encoder.written.bias == 3.0).all()
+    assert (encoder.plain.bias == 1.0).all()
     product = encoder.plain.weight @ encoder.plain.weight.T
     torch.testing.assert_close(product, 2.0 * torch.eye(4), atol=1e-5, rtol=0)
 
