@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import rlplat
 from rlplat import state
 from rlplat.cli import main
 from rlplat.runtime.look import observer
+from tests.patience import soon
 
 pytestmark = pytest.mark.process
 
@@ -49,18 +50,11 @@ def busy(tmp_path: Path) -> Iterator[Any]:
     late = wait_for.options(name="late").remote(go, tasks[0])
     calls = [learner.learn.remote(go) for _ in range(3)]
     wanted = {"running": 3, "queued": 2, "waiting-worker": 100, "waiting-args": 1}
-    eventually(lambda: {**state.cluster_status()["tasks"], "ended": 0} == {**wanted, "ended": 0})
+    assert soon(lambda: {**state.cluster_status()["tasks"], "ended": 0} == {**wanted, "ended": 0})
     yield big
     Path(go).touch()
     rlplat.get([late, *tasks, *calls])
     rlplat.shutdown()
-
-
-def eventually(is_so: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 def rlplat_command(*arguments: str) -> str:
@@ -159,7 +153,7 @@ def test_logs_while_it_runs_and_afterwards(tmp_path: Path, monkeypatch: pytest.M
         speaker = Speaker.options(name="loud").remote()
         rlplat.get([speaker.say.remote(f"line {n}") for n in range(5)] + [say.remote("from a task")])
         for name in ("loud", "Speaker"):
-            eventually(lambda name=name: rlplat_command("logs", name, "--tail", "2") == "line 3\nline 4\n")
+            assert soon(lambda name=name: rlplat_command("logs", name, "--tail", "2") == "line 3\nline 4\n")
         assert main(["logs", *pid]) == 0
         header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
         assert header == ["worker", "pid", "actor", "size"] and "Speaker" in {row[2] for row in rows}

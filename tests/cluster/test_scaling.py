@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,9 @@ from rlplat.cluster import marks
 from rlplat.cluster.launcher import Launcher
 from rlplat.cluster.settings import read_cluster
 from tests.cluster.toy_engine import ToyEngine
+from tests.patience import soon
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        time.sleep(0.02)  # others need the CPU
 
 
 class Cluster:
@@ -50,7 +45,7 @@ class Cluster:
         return {name for name, node in found.items() if node["ready"]} - {"head", "autoscaler"}
 
     def become(self, *nodes: str) -> None:
-        until(lambda: self.nodes() == set(nodes))
+        assert soon(lambda: self.nodes() == set(nodes))
 
     def node(self, name: str) -> dict[str, Any]:
         return json.loads((self.home / "nodes" / name / "node.json").read_text())
@@ -94,17 +89,17 @@ def test_an_engine_that_does_not_answer_changes_nothing_and_a_killed_node_is_rep
     cluster.waits(({"CPU": 1}, 1))
     cluster.become("cpu-1")
     (cluster.home / "demand").unlink()
-    until(lambda: "the engine does not answer" in cluster.log.read_text())
+    assert soon(lambda: "the engine does not answer" in cluster.log.read_text())
     first = cluster.node("cpu-1")["pid"]
     os.kill(first, signal.SIGKILL)
     cluster.waits(({"CPU": 1}, 1))
-    until(lambda: "cpu-1" in cluster.nodes() and cluster.node("cpu-1")["pid"] != first)
+    assert soon(lambda: "cpu-1" in cluster.nodes() and cluster.node("cpu-1")["pid"] != first)
     assert "cpu-1: ended" in cluster.log.read_text()
 
 
 def test_down_ends_the_autoscaler_before_the_nodes_that_it_starts(cluster: Cluster, home: Path) -> None:
     cluster.waits(({"CPU": 1}, 9))
-    until(lambda: bool(cluster.nodes()))
+    assert soon(lambda: bool(cluster.nodes()))
     with cluster.launcher() as launcher:
         stopped = {row.node for row in launcher.down() if row.text == "stopped"}
         assert {"head", "autoscaler", "cpu-1"} <= stopped

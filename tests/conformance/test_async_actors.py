@@ -13,6 +13,7 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, TaskCancelled
+from tests.patience import soon
 
 
 class Meeting:
@@ -317,10 +318,7 @@ def test_futures_are_settled_outside_the_runtime(cluster: None) -> None:
         future.add_done_callback(lambda done: seen.append(rlplat.get(one.remote()) + done.result()))
     assert [future.result(60) for future in futures] == [1] * 200
     assert threading.active_count() <= before + 1  # one thread for all, not one for each
-    deadline = time.monotonic() + 60
-    while len(seen) < 200 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert seen == [2] * 200
+    assert soon(lambda: seen == [2] * 200)
 
 
 @pytest.mark.process

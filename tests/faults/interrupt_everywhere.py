@@ -30,7 +30,7 @@ import rlplat
 import rlplat.runtime.refs
 from rlplat.runtime.process import own_frames
 from tests.faults.interrupted_driver import TooLong, add_one, books, count, raise_too_long, slow
-from tests.faults.programs import eventually
+from tests.patience import soon
 
 _LARGE = np.zeros(20_000)
 _ANSWER_S = 20.0
@@ -127,7 +127,7 @@ def strike(walk: Callable[[], None], point: Point, number: int) -> bool:
         sys.settrace(None)
     assert caught == has_struck, "the exception of the handler was swallowed"
     assert rlplat.get(add_one.remote(1), timeout=_ANSWER_S) == 2
-    assert eventually(lambda: not any(books().values()), 3), books()
+    assert soon(lambda: not any(books().values()), 3), books()
     return has_struck
 
 
@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     for walk in WALKS:
         walk()
         points = [(point, number) for point in lines_of(walk) for number in (signal.SIGINT, signal.SIGALRM)]
-        assert eventually(lambda: not any(books().values()), 3), books()
+        assert soon(lambda: not any(books().values()), 3), books()
         if asked.sample is not None:
             points = chance.sample(points, min(asked.sample, len(points)))
         for point, number in points:

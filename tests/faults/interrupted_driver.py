@@ -25,7 +25,7 @@ import numpy as np
 
 import rlplat
 import rlplat.runtime.refs
-from tests.faults.programs import eventually
+from tests.patience import soon
 
 _NUM_INTERRUPTS = 8
 _ANSWER_S = 10.0
@@ -285,7 +285,7 @@ def run(name: str, seed: int) -> None:
     expect([(add_one.remote(x), x + 1) for x in range(100)])
     expect([(slow.remote(x), x + 1) for x in range(4)])
     del workload
-    assert eventually(lambda: not any(books().values()), 3), books()
+    assert soon(lambda: not any(books().values()), 3), books()
 
 
 def _table(num_runs: int, names: list[str]) -> None:

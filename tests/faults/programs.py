@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from tests.leak_meter import MARK, SHM_PREFIX, marked_processes
+from tests.patience import soon
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,16 +65,6 @@ def places_of_segments(objects: Any) -> list[str]:
     return [objects.store.place(value.segment) for value in values if value.segment is not None]
 
 
-def eventually(condition: Callable[[], object], within_s: float = 60) -> bool:
-    """Whether it came true in time; looks every 10 ms, because other processes cannot be awaited."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 class Program:
     """A driver in a process of its own, which has printed that it is running.
 
@@ -109,7 +99,7 @@ class Program:
         ]
 
     def is_all_gone(self, within_s: float = 60) -> bool:
-        return eventually(lambda: not self.left_behind(), within_s)
+        return soon(lambda: not self.left_behind(), within_s)
 
     def finish(self, said: str | None = None, timeout_s: float = 60) -> tuple[int, str, str]:
         """Say that to it; (exit code, the rest of its stdout, its stderr)."""

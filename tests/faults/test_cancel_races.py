@@ -19,8 +19,7 @@ from rlplat.runtime.client import cancels
 from rlplat.runtime.refs import backend
 from rlplat.runtime.wire import codec, messages
 from rlplat.runtime.wire.values import Value
-from tests.faults.programs import eventually
-from tests.patience import dropped_generators_are_closed
+from tests.patience import dropped_generators_are_closed, soon
 
 
 def test_a_task_that_comes_back_while_it_is_being_cancelled_is_not_queued_again(cluster: None, tmp_path: Path) -> None:
@@ -37,10 +36,10 @@ def test_a_task_that_comes_back_while_it_is_being_cancelled_is_not_queued_again(
 
     rlplat.get([task.remote(i) for i in range(1000)], timeout=60)
     refs = [task.remote(i) for i in range(1000, 1010)]  # the first runs, the others are queued behind it
-    assert eventually(lambda: log.exists() and bool(log.read_text()), 60)
+    assert soon(lambda: log.exists() and bool(log.read_text()), 60)
     client = backend()
     record = client.objects.book.call(refs[1].id)  # type: ignore[attr-defined]
-    assert eventually(lambda: record.worker is not None, 60)  # type: ignore[attr-defined]
+    assert soon(lambda: record.worker is not None, 60)  # type: ignore[attr-defined]
     pid = int(log.read_text().split()[1])
     os.kill(pid, signal.SIGSTOP)  # it does not hear of the cancel
     rlplat.cancel(refs[1])
@@ -64,13 +63,13 @@ def test_a_dropped_generator_that_comes_back_unbegun_is_not_queued_again(cluster
 
     stream = count.remote()
     end = stream.completed()
-    assert eventually(lambda: log.exists() and bool(log.read_text()), 60)
+    assert soon(lambda: log.exists() and bool(log.read_text()), 60)
     client: Any = backend()
     record = client.objects.book.call(end.id)
     pid = int(log.read_text())
     os.kill(pid, signal.SIGSTOP)  # it does not hear that nobody reads it
     del stream
-    assert eventually(dropped_generators_are_closed)
+    assert soon(dropped_generators_are_closed)
     with client.link.lock:
         client.calls._on_gave_back(record.worker, messages.GaveBack([end.id]))
     with pytest.raises(TaskCancelled, match=r"nobody reads .*count any more"):
@@ -96,7 +95,7 @@ def test_dropping_a_generator_that_is_being_cancelled_does_not_spare_its_worker(
     end = stream.completed()
     rlplat.cancel(end)
     del stream
-    assert eventually(dropped_generators_are_closed)
+    assert soon(dropped_generators_are_closed)
     with pytest.raises(TaskCancelled, match="was cancelled by"):
         rlplat.get(end, timeout=60)
 
@@ -114,7 +113,7 @@ def test_the_next_task_is_not_sent_to_a_worker_that_is_being_killed(cluster: Non
     ref = task.remote(str(tmp_path / "gate"))
     client = backend()
     record = client.objects.book.call(ref.id)  # type: ignore[attr-defined]
-    assert eventually(lambda: record.worker is not None, 60)
+    assert soon(lambda: record.worker is not None, 60)
     with client.link.lock:  # type: ignore[attr-defined]
         rlplat.cancel(ref, force=True)
         client.calls.finish(record.worker, ref.id, [Value(codec.pack("just in time").data)])  # type: ignore[attr-defined]

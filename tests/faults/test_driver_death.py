@@ -8,8 +8,9 @@ import signal
 import pytest
 
 import rlplat
-from tests.faults.programs import BUSY_DRIVER, WORK, eventually, next_line, program
+from tests.faults.programs import BUSY_DRIVER, WORK, next_line, program
 from tests.leak_meter import MARK, marked_processes
+from tests.patience import soon
 
 pytestmark = pytest.mark.process
 
@@ -39,7 +40,7 @@ def test_a_forked_child_that_lives_on_does_not_keep_the_cluster(is_killed: bool)
                 driver.process.wait()
             else:
                 assert next_line(driver.process.stdout) == "0\n"  # it was not killed after 5 s
-            assert eventually(lambda: not os.path.exists(f"/proc/{node}"))
+            assert soon(lambda: not os.path.exists(f"/proc/{node}"))
         finally:
             os.kill(forked, signal.SIGKILL)
 
@@ -155,4 +156,4 @@ def test_ten_rounds_of_start_and_stop_leave_nothing() -> None:
         rlplat.init(num_cpus=1, num_gpus=0)
         rlplat.shutdown()
     assert len(os.listdir("/proc/self/fd")) == fds
-    assert eventually(lambda: not marked_processes(os.environ[MARK]), 60)
+    assert soon(lambda: not marked_processes(os.environ[MARK]), 60)

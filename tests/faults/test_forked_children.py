@@ -16,7 +16,7 @@ import rlplat
 from rlplat.errors import WorkerCrashed
 from rlplat.runtime.client.client import Client
 from rlplat.runtime.refs import backend
-from tests.faults.programs import eventually
+from tests.patience import soon
 
 pytestmark = pytest.mark.process
 
@@ -72,7 +72,7 @@ def test_a_child_s_views_outlive_those_of_its_parent(client: Client, then: str) 
     client.objects.drop_spares()
     assert child.sum() == str(float(SIZE))
     del again
-    assert eventually(lambda: not num_objects(client)), "held no longer than the child lives"
+    assert soon(lambda: not num_objects(client)), "held no longer than the child lives"
 
 
 def test_what_a_worker_forks_keeps_views_of_arguments_and_of_tensors(client: Client) -> None:
@@ -99,7 +99,7 @@ def test_what_a_worker_forks_keeps_views_of_arguments_and_of_tensors(client: Cli
     client.objects.drop_spares()
     assert rlplat.get(actor.sums.remote()) == [str(float(SIZE))] * 2
     del again, actor
-    assert eventually(lambda: not num_objects(client))
+    assert soon(lambda: not num_objects(client))
 
 
 @pytest.mark.parametrize("is_put", [False, True])
@@ -123,7 +123,7 @@ def test_a_child_has_arrays_that_were_born_in_the_store_for_itself(client: Clien
     client.objects.drop_spares()
     assert child.sum() == str(float(SIZE))
     del again
-    assert eventually(lambda: not num_objects(client) and not client.objects.store.born)
+    assert soon(lambda: not num_objects(client) and not client.objects.store.born)
 
 
 def status_of_child(ends: Any) -> int:

@@ -13,8 +13,9 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, NodeLost, WorkerCrashed
-from tests.faults.programs import eventually, program
+from tests.faults.programs import program
 from tests.leak_meter import MARK, marked_processes
+from tests.patience import soon
 
 pytestmark = pytest.mark.process
 
@@ -40,7 +41,7 @@ def test_a_stopped_worker_is_killed_and_its_task_runs_again(watchful_cluster: No
     second = rlplat.get(task.remote(), timeout=30)
     first, *_, again = map(int, log.read_text().split())
     assert again == second != first
-    assert eventually(lambda: not os.path.exists(f"/proc/{first}"), 60)
+    assert soon(lambda: not os.path.exists(f"/proc/{first}"), 60)
 
 
 def test_a_stopped_actor_is_dead_and_says_why(watchful_cluster: None) -> None:
@@ -176,7 +177,7 @@ rlplat.shutdown()
             os.kill(pid, signal.SIGCONT)
         code, out, errors = driver.finish()
         assert (code, out) == (0, "alive\n"), errors
-        assert eventually(lambda: not driver.left_behind(), 60)
+        assert soon(lambda: not driver.left_behind(), 60)
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", True, None])

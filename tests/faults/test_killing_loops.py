@@ -19,8 +19,8 @@ from rlplat.errors import ActorDied
 from rlplat.runtime import refs
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.values import Value
-from tests.faults.programs import eventually
 from tests.leak_meter import MARK, marked_processes
+from tests.patience import soon
 
 
 def lines(path: Path) -> list[list[str]]:
@@ -44,7 +44,7 @@ class Pace:
 
     def each_time_it_grew(self, act: Callable[[list[list[str]]], None]) -> None:
         for done in range(self.times):
-            assert eventually(lambda due=self.by * (done + 1): self._count(self.log) >= due, 60)  # type: ignore[misc]
+            assert soon(lambda due=self.by * (done + 1): self._count(self.log) >= due, 60)  # type: ignore[misc]
             act(lines(self.log))
             self._add(self._kills, "\n")
 
@@ -88,7 +88,7 @@ def test_a_thousand_tasks_while_workers_are_killed(cluster: None, tmp_path: Path
     assert all(attempt in ran[x] for x, (_, attempt) in enumerate(results))  # what was committed did run
     assert len(lines(pace.log)) > 1000, "nothing was killed in mid-task: this test has shown nothing"
     assert rlplat.get(task_refs, timeout=10) == results  # and is what it was
-    assert eventually(lambda: rlplat.available_resources()["CPU"] == 2, 60)
+    assert soon(lambda: rlplat.available_resources()["CPU"] == 2, 60)
 
 
 NUM_CALLERS, NUM_CALLS = 4, 2000
@@ -191,19 +191,19 @@ def test_the_late_result_of_a_given_up_attempt_is_refused(cluster: None, tmp_pat
         return me
 
     ref = task.remote()
-    assert eventually(lambda: len(lines(log)) == 1, 60)
+    assert soon(lambda: len(lines(log)) == 1, 60)
     (first, pid) = lines(log)[0]
     os.kill(int(pid), signal.SIGSTOP)
     driver: Any = refs.backend()
     with driver.link.lock:  # what the node would say of it
         driver._on_worker_died("node", messages.WorkerDied(first, "it is stopped"))
         driver.calls.go_on()
-    assert eventually(lambda: len(lines(log)) == 2, 60)
+    assert soon(lambda: len(lines(log)) == 2, 60)
     second = lines(log)[1][0]
     assert second != first
     os.kill(int(pid), signal.SIGCONT)
     open(gates[0], "w").close()
-    assert eventually(lambda: [first, "done"] in lines(log), 60)  # its side effect shows that it went on
+    assert soon(lambda: [first, "done"] in lines(log), 60)  # its side effect shows that it went on
     with driver.link.lock:  # and should its result get through in spite of the closed connection
         driver.calls._on_done(first, messages.Done([ref.id], [pickle.dumps("late")]))
         driver.calls.finish(first, ref.id, [Value(pickle.dumps("late"))])

@@ -16,7 +16,8 @@ import pytest
 import rlplat
 from rlplat.errors import ActorDied, GetTimeout, ObjectLost, ObjectRebuildFailed, OwnerDied, TaskError
 from rlplat.runtime.refs import backend as current_backend
-from tests.faults.programs import eventually, places_of_segments
+from tests.faults.programs import places_of_segments
+from tests.patience import soon
 from tests.runtime.core.validity import check_lineage
 
 pytestmark = pytest.mark.process
@@ -78,14 +79,14 @@ def test_a_chain_of_20_is_made_again_though_nothing_between_was_kept(session: st
         ref = add.remote(ref)
     done(ref)
     book = current_backend().objects.book  # type: ignore[attr-defined]
-    assert eventually(lambda: gc.collect() is not None and len(book) == 1, 60)
+    assert soon(lambda: gc.collect() is not None and len(book) == 1, 60)
     assert len(lineage().recipes) == 21
     lose_everything(session)
     assert (rlplat.get(ref, timeout=60) == 21).all()
     check_lineage(lineage())
     del ref
-    assert eventually(lambda: gc.collect() is not None and not lineage().recipes, 60)
-    assert eventually(lambda: len(book) == 0, 60)
+    assert soon(lambda: gc.collect() is not None and not lineage().recipes, 60)
+    assert soon(lambda: len(book) == 0, 60)
 
 
 def test_only_what_is_lost_runs_again_and_once(session: str, tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_one_lost_result_of_several(session: str) -> None:
     assert rlplat.get(one)[0] == 1
     del one, small, other, view
     objects = current_backend().objects  # type: ignore[attr-defined]
-    assert eventually(lambda: gc.collect() is not None and len(objects.book) == 0, 60)
+    assert soon(lambda: gc.collect() is not None and len(objects.book) == 0, 60)
     assert not lineage().recipes
 
 
@@ -331,7 +332,7 @@ def test_no_bytes_are_kept_for_the_lineage_of_others(session: str) -> None:
         gc.collect()
         return sum(holding.objects for holding in objects.store.account.holdings())
 
-    assert eventually(lambda: owned() == 1, 60)
+    assert soon(lambda: owned() == 1, 60)
     assert (rlplat.get(ref) == 30).all()
 
 

@@ -12,7 +12,7 @@ import pytest
 import rlplat
 from rlplat.errors import ActorDied, ConfigError, OutOfMemory
 from rlplat.runtime.machine.proc_files import FAKE_MEMORY
-from tests.faults.programs import eventually
+from tests.patience import soon
 
 MB = 1 << 20
 
@@ -20,7 +20,7 @@ MB = 1 << 20
 def hog(num_bytes: int, gate: Path) -> Any:
     """Hold so much, and wait until the gate's file is gone."""
     held = np.ones(num_bytes // 8)
-    assert eventually(lambda: not gate.exists(), 60)
+    assert soon(lambda: not gate.exists(), 60)
     return held.nbytes
 
 
@@ -56,7 +56,7 @@ def test_objects_that_are_mapped_do_not_count(cluster: None, tmp_path: Path) -> 
     @rlplat.remote(memory=200 * MB, max_retries=0)
     def look(array: np.ndarray, gate: Path) -> float:
         total = float(array.sum())
-        assert eventually(lambda: not gate.exists(), 60)
+        assert soon(lambda: not gate.exists(), 60)
         return total
 
     gate = tmp_path / "gate"
@@ -126,7 +126,7 @@ def test_a_machine_short_of_memory_kills_the_largest_task_that_may_run_again(
             held = np.ones(num_bytes // 8)
             with open(log, "a") as file:
                 file.write(f"{name} {os.getpid()}\n")
-            assert eventually(lambda: not gate.exists(), 60)
+            assert soon(lambda: not gate.exists(), 60)
             return held.nbytes
 
         @rlplat.remote
@@ -142,9 +142,9 @@ def test_a_machine_short_of_memory_kills_the_largest_task_that_may_run_again(
             rlplat.remote(max_retries=0)(logged).remote("once", 250 * MB),
         ]
 
-        assert eventually(lambda: len(names()) == 4, 60)
+        assert soon(lambda: len(names()) == 4, 60)
         say_used(950)
-        assert eventually(lambda: names().count("large") >= 2, 60), names()
+        assert soon(lambda: names().count("large") >= 2, 60), names()
         gate.unlink()
         assert rlplat.get(refs, timeout=60) == [300 * MB, 50 * MB, 200 * MB, 250 * MB]
         assert names().count("learner") == names().count("once") == 1

@@ -15,7 +15,8 @@ from rlplat.runtime.machine import worker_logs
 from rlplat.runtime.machine.worker_logs import LogFile
 from rlplat.runtime.node.output import Console, WorkerOutput
 from rlplat.runtime.refs import backend as current_backend
-from tests.faults.programs import eventually, next_line, program
+from tests.faults.programs import next_line, program
+from tests.patience import soon
 
 pytestmark = pytest.mark.process
 
@@ -78,7 +79,7 @@ def test_without_log_to_driver_there_are_the_files_alone(tmp_path: Path, capfd: 
         print("to be kept")
 
     rlplat.get(talk.remote())
-    assert eventually(lambda: "to be kept" in text_of(tmp_path), 60)
+    assert soon(lambda: "to be kept" in text_of(tmp_path), 60)
     rlplat.shutdown()
     assert "to be kept" not in capfd.readouterr().err
     assert "to be kept" in text_of(tmp_path), "files stay after the end"
@@ -190,7 +191,7 @@ def test_a_log_file_says_whose_it_is(tmp_path: Path) -> None:
 
         talker = Talker.remote()
         pid = rlplat.get(talker.pid.remote())
-        assert eventually(lambda: "hello\n" in text_of(tmp_path), 60)
+        assert soon(lambda: "hello\n" in text_of(tmp_path), 60)
         head = rf"# w\d+ pid={pid} started=\d+\n# Actor .*Talker\nhello\n"
         assert re.fullmatch(head, text_of(tmp_path)), text_of(tmp_path)
     finally:

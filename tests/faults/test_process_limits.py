@@ -12,7 +12,8 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied
-from tests.faults.programs import Program, eventually, next_line, program
+from tests.faults.programs import Program, next_line, program
+from tests.patience import soon
 
 pytestmark = pytest.mark.process
 
@@ -185,7 +186,7 @@ class Parent:
             [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"],
             start_new_session=True,
         )
-        assert eventually(daemon.exists, 60)
+        assert soon(daemon.exists, 60)
         return [plain.pid, session.pid, forked, int(daemon.read_text()), nested.pid]
 
 
@@ -216,7 +217,7 @@ def test_what_a_worker_has_started_ends_with_it(cluster: None, tmp_path: Path, h
         rlplat.kill(actor)
     else:
         del actor
-    assert eventually(lambda: not alive(mine), 60), alive(mine)
+    assert soon(lambda: not alive(mine), 60), alive(mine)
     assert alive(others) == others, "those of another worker live on"
     assert rlplat.get(other.pid.remote())
 
@@ -253,7 +254,7 @@ rlplat.wait([ref], timeout=3)
 rlplat.shutdown()
 """
     with program(script) as driver:
-        assert eventually(lambda: log.exists() and log.read_text().count("start") >= 2, 60)
+        assert soon(lambda: log.exists() and log.read_text().count("start") >= 2, 60)
         code, _, errors = driver.finish("\n")
     assert code == 0, errors
     assert log.read_text().count("start") <= 40
@@ -271,7 +272,7 @@ def test_an_actor_that_cannot_be_killed_twice_is_reported_once(cluster: None) ->
     rlplat.kill(actor)
     with pytest.raises(ActorDied, match=r"rlplat\.kill"):
         rlplat.get(actor.pid.remote())
-    assert eventually(lambda: not alive([pid]), 60)
+    assert soon(lambda: not alive([pid]), 60)
 
 
 def test_a_driver_that_can_start_no_thread_writes_spills_and_hears_of_deaths(

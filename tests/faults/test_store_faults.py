@@ -22,7 +22,8 @@ from rlplat.errors import ActorDied, ConfigError, ObjectStoreFull
 from rlplat.runtime.refs import backend as current_backend
 from rlplat.runtime.store.account import Holding
 from rlplat.runtime.store.segments import Store
-from tests.faults.programs import ROOT, eventually, places_of_segments, session_files
+from tests.faults.programs import ROOT, places_of_segments, session_files
+from tests.patience import soon
 
 pytestmark = pytest.mark.process
 
@@ -81,7 +82,7 @@ def test_500_mib_of_objects_in_a_store_of_64_are_all_read_back(start: Any) -> No
     del refs, ref
     # Workers that are not needed end, and the node removes their files some seconds later.
     dead = objects().dead
-    assert eventually(
+    assert soon(
         lambda: gc.collect() is not None and all(name.split("-")[1] in dead for name in os.listdir(folder)),
         60,
     )
@@ -121,7 +122,7 @@ sys.stdin.readline()
         driver.stdin.close()
         driver.wait(60)
         driver.stdout.close()
-        assert eventually(lambda: not list(tmp_path.iterdir()), 60), victims
+        assert soon(lambda: not list(tmp_path.iterdir()), 60), victims
 
 
 def test_the_spill_folders_of_dead_sessions_are_removed(start: Any, tmp_path: Path) -> None:
@@ -264,14 +265,14 @@ def test_a_result_for_a_caller_that_is_dead_takes_no_room(start: Any, tmp_path: 
 
     maker, caller = Maker.remote(), Caller.remote()
     pid = rlplat.get(caller.call.remote(maker))
-    assert eventually(began.exists)
+    assert soon(began.exists)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ActorDied):
         rlplat.get(caller.call.remote(maker), timeout=60)
     with open(gate, "w"):
         pass
     rlplat.get(maker.ping.remote(), timeout=60)
-    assert eventually(lambda: objects().store.account.used() == 0)
+    assert soon(lambda: objects().store.account.used() == 0)
 
 
 class Two:
@@ -368,14 +369,14 @@ def test_an_argument_lives_while_a_task_uses_it_though_the_driver_dropped_it(sta
         return bool((values == 5).all()), bool((rlplat.get(nested[0]) == 6).all())
 
     result = use.remote(rlplat.put(array(5)), [rlplat.put(array(6))])
-    assert eventually(begun.exists, 60)
+    assert soon(begun.exists, 60)
     gc.collect()
     for i in range(30):  # would write over a segment that was freed too early
         assert (rlplat.get(rlplat.put(array(i))) == i).all()
     with open(gate, "w"):
         pass
     assert rlplat.get(result, timeout=30) == (True, True)
-    assert eventually(lambda: len(objects().book) <= 1, 60)
+    assert soon(lambda: len(objects().book) <= 1, 60)
 
 
 @pytest.mark.parametrize("point", ["before_spill", "after_spill"])
@@ -412,11 +413,11 @@ def test_what_was_born_in_a_process_that_dies_is_its_owner_s_or_gone(start: Any)
     view = rlplat.get(ref)
     with pytest.raises(ActorDied):
         rlplat.get(bearer.die.remote())
-    assert eventually(lambda: 8 * MB <= used() < 9 * MB)
+    assert soon(lambda: 8 * MB <= used() < 9 * MB)
     assert (view == 1).all() and (rlplat.get(ref) == 1).all()
     del view, ref
     gc.collect()
     rlplat.put(1)
     objects().drop_spares()
-    assert eventually(lambda: used() == 0)
+    assert soon(lambda: used() == 0)
     assert not [name for name in os.listdir(objects().store._session) if name.startswith("s-")]

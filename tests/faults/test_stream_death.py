@@ -16,8 +16,7 @@ import pytest
 import rlplat
 from rlplat.errors import ActorDied, TaskCancelled, WorkerCrashed
 from rlplat.runtime.refs import backend
-from tests.faults.programs import eventually
-from tests.patience import dropped_generators_are_closed
+from tests.patience import dropped_generators_are_closed, soon
 
 
 def write(path: Path, line: Any) -> None:
@@ -101,7 +100,7 @@ def test_a_consumer_that_dies_closes_the_generator(cluster: None, tmp_path: Path
     consumer = rlplat.remote(Consumer).remote()
     pid = rlplat.get(consumer.start.remote(), timeout=60)
     os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: not os.path.exists(f"/proc/{lines(log)[0]}"), 60)
+    assert soon(lambda: not os.path.exists(f"/proc/{lines(log)[0]}"), 60)
 
 
 class Source:
@@ -114,7 +113,7 @@ class Source:
         gate.read_text()
 
     def hear(self, dead: str) -> bool:
-        return eventually(lambda: dead in backend().objects.dead)  # type: ignore[attr-defined]
+        return soon(lambda: dead in backend().objects.dead)  # type: ignore[attr-defined]
 
     def ping(self) -> str:
         return "pong"
@@ -191,7 +190,7 @@ def test_a_dropped_generator_whose_actor_restarts_does_not_run_again(cluster: No
     assert rlplat.get(next(stream), timeout=60) == 0
     end = stream.completed()
     del stream
-    assert eventually(dropped_generators_are_closed)
+    assert soon(dropped_generators_are_closed)
     os.kill(int(lines(log)[0]), signal.SIGKILL)
     assert rlplat.get(actor.ping.remote(), timeout=60) == "pong"
     with pytest.raises(ActorDied, match="SIGKILL"):
@@ -213,7 +212,7 @@ def test_a_dropped_generator_whose_worker_dies_does_not_run_again(cluster: None,
     assert rlplat.get(next(stream), timeout=60) == 0
     end = stream.completed()
     del stream
-    assert eventually(dropped_generators_are_closed)
+    assert soon(dropped_generators_are_closed)
     os.kill(int(lines(log)[0]), signal.SIGKILL)
     with pytest.raises(TaskCancelled, match=r"nobody reads .*count any more"):
         rlplat.get(end, timeout=60)

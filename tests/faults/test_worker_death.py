@@ -14,7 +14,8 @@ import pytest
 
 import rlplat
 from rlplat.errors import ActorDied, ObjectLost, OwnerDied, WorkerCrashed
-from tests.faults.programs import eventually, program
+from tests.faults.programs import program
+from tests.patience import soon
 
 pytestmark = pytest.mark.process
 
@@ -36,7 +37,7 @@ def test_a_task_whose_worker_is_killed_runs_again(cluster: None, tmp_path: Path)
         return x * 2
 
     ref = task.remote(21)
-    assert eventually(lambda: attempts(log) == 1, 60)
+    assert soon(lambda: attempts(log) == 1, 60)
     os.kill(int(log.read_text()), signal.SIGKILL)
     assert rlplat.get(ref, timeout=60) == 42
     pids = log.read_text().split()
@@ -174,7 +175,7 @@ def test_the_resources_of_the_dead_are_free(cluster: None) -> None:
     for _ in range(3):
         actor = rlplat.remote(num_cpus=2)(Actor).remote()
         os.kill(rlplat.get(actor.pid.remote(), timeout=60), signal.SIGKILL)
-    assert eventually(lambda: rlplat.available_resources() == {"CPU": 2.0, "GPU": 0.0}, 60)
+    assert soon(lambda: rlplat.available_resources() == {"CPU": 2.0, "GPU": 0.0}, 60)
 
 
 def test_a_large_result_outlives_the_worker_that_made_it() -> None:
@@ -296,7 +297,7 @@ def test_objects_of_a_task_outlive_its_lease(cluster: None) -> None:
         return [rlplat.put("small"), rlplat.put(np.ones(200_000))]
 
     small, large = rlplat.get(make.remote())
-    assert eventually(lambda: rlplat.available_resources()["CPU"] == 2, 60)
+    assert soon(lambda: rlplat.available_resources()["CPU"] == 2, 60)
 
     @rlplat.remote
     def other() -> int:
@@ -304,7 +305,7 @@ def test_objects_of_a_task_outlive_its_lease(cluster: None) -> None:
 
     for _ in range(3):  # let leases come and go
         rlplat.get([other.remote(), other.remote()])
-        assert eventually(lambda: rlplat.available_resources()["CPU"] == 2, 60)
+        assert soon(lambda: rlplat.available_resources()["CPU"] == 2, 60)
     assert rlplat.get(small) == "small"
     assert rlplat.get(large).sum() == 200_000
 

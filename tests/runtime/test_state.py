@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from rlplat.runtime.look import observer
 from rlplat.runtime.look.observer import Observer, find_session
 from rlplat.runtime.refs import backend
 from rlplat.runtime.wire.messages import Inspect
+from tests.patience import soon
 
 
 @rlplat.remote
@@ -66,14 +67,6 @@ class Caller:
         return True
 
 
-def eventually(is_so: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := is_so()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-    return found
-
-
 def states_of(name: str) -> dict[str, Any]:
     return {state: count for state, count in state.summarize_tasks().get(name, {}).items() if state != "mean_s"}
 
@@ -86,7 +79,7 @@ def test_the_states_of_tasks(cluster: None, tmp_path: Path) -> None:
     running = [wait_for.remote(go) for _ in range(2)]
     waiting = [wait_for.options(name="late").remote(go) for _ in range(3)]
     depending = plus_one.remote(running[0])
-    eventually(lambda: states_of("wait_for") == {"running": 2})
+    assert soon(lambda: states_of("wait_for") == {"running": 2})
     assert states_of("late") == {"waiting-worker": 3}
     assert states_of("plus_one") == {"waiting-args": 1}
 
@@ -106,7 +99,7 @@ def test_the_states_of_tasks(cluster: None, tmp_path: Path) -> None:
 
     Path(go).touch()
     rlplat.get([*waiting, depending])
-    eventually(lambda: states_of("wait_for") == {"ended": 2})
+    assert soon(lambda: states_of("wait_for") == {"ended": 2})
     assert states_of("late") == {"ended": 3}, "a task has the name of its options before and after its end"
     assert state.summarize_tasks()["plus_one"]["mean_s"] >= 0
     assert state.list_tasks() == []
@@ -116,7 +109,7 @@ def test_failed_tasks_are_counted_by_name(cluster: None) -> None:
     for ref in [fail.remote() for _ in range(3)]:
         with pytest.raises(ValueError):
             rlplat.get(ref)
-    eventually(lambda: states_of("fail") == {"failed": 3, "ended": 3})
+    assert soon(lambda: states_of("fail") == {"failed": 3, "ended": 3})
 
 
 def test_of_two_callers_of_an_actor_only_the_call_that_runs_is_running(cluster: None, tmp_path: Path) -> None:
@@ -126,7 +119,7 @@ def test_of_two_callers_of_an_actor_only_the_call_that_runs_is_running(cluster: 
     caller = Caller.remote(gate)
     rlplat.get(caller.call.remote(go))
     calls = [gate.wait_for.remote(go) for _ in range(4)]
-    eventually(lambda: states_of("Gate.wait_for") == {"running": 1, "queued": 4})
+    assert soon(lambda: states_of("Gate.wait_for") == {"running": 1, "queued": 4})
     rows = state.list_tasks(filters={"name": "Gate.wait_for"})
     assert sorted(row["owner"] == "driver" for row in rows) == [False, True, True, True, True]
     assert {row["kind"] for row in rows} == {"call"}
@@ -137,10 +130,10 @@ def test_of_two_callers_of_an_actor_only_the_call_that_runs_is_running(cluster: 
 def test_calls_to_an_actor_that_has_no_worker_yet(cluster: None, tmp_path: Path) -> None:
     go = str(tmp_path / "go")
     busy = [wait_for.remote(go) for _ in range(2)]
-    eventually(lambda: states_of("wait_for") == {"running": 2})
+    assert soon(lambda: states_of("wait_for") == {"running": 2})
     gate = Gate.options(num_cpus=1).remote()
     call = gate.pid.remote()
-    eventually(lambda: states_of("Gate.pid") == {"waiting-actor": 1})
+    assert soon(lambda: states_of("Gate.pid") == {"waiting-actor": 1})
     (actor,) = state.list_actors()
     assert actor["state"] == "pending" and actor["class"] == "Gate"
     (demand,) = state.cluster_status()["waiting"]
@@ -162,13 +155,13 @@ def test_calls_that_run_at_once_and_those_that_wait_for_a_place(cluster: None, t
     go, name = str(tmp_path / "go"), f"{kind.__name__}.wait_for"
     actor = kind.options(max_concurrency=2).remote()
     calls = [actor.wait_for.remote(go) for _ in range(5)]
-    eventually(lambda: states_of(name) == {"running": 2, "queued": 3})
+    assert soon(lambda: states_of(name) == {"running": 2, "queued": 3})
     (stack,) = state.stacks(kind.__name__)
     frames = [frame[2] for thread in stack["threads"] for frame in thread["frames"]]
     assert frames.count(f"{kind.__name__}.wait_for") >= 2
     Path(go).touch()
     rlplat.get(calls)
-    eventually(lambda: states_of(name).get("ended") == 5)
+    assert soon(lambda: states_of(name).get("ended") == 5)
     rows = check_trace({"traceEvents": state.timeline()})
     assert sum(any(event["name"] == name for event in row) for row in rows.values()) >= 2
 
@@ -192,7 +185,7 @@ def test_nodes_workers_actors_and_status(cluster: None) -> None:
     assert status["actors"] == {"alive": 1} and status["workers"]["actor"] == 1
     json.dumps(status)
     rlplat.kill(gate)
-    eventually(lambda: state.list_actors(filters={"state": "dead"}))
+    assert soon(lambda: state.list_actors(filters={"state": "dead"}))
     assert "rlplat.kill" in state.list_actors()[0]["reason"]
 
 
@@ -201,12 +194,12 @@ def test_objects_say_how_big_they_are_where_and_who_borrows_them(cluster: None, 
     big = rlplat.put(np.zeros(1_000_000))
     small = rlplat.put("little")
     task = wait_for.remote(go, [big])
-    eventually(lambda: states_of("wait_for") == {"running": 1})
+    assert soon(lambda: states_of("wait_for") == {"running": 1})
     rows = {row["id"]: row for row in state.list_objects()}
     found = rows[f"driver:{big.id}"]
     assert found["size"] > 8_000_000 and found["where"] == "shm" and found["made_by"] == "put"
     assert next(iter(rows)) == found["id"], "the biggest comes first"
-    eventually(lambda: state.list_objects()[0]["borrowers"])
+    assert soon(lambda: state.list_objects()[0]["borrowers"])
     assert rows[f"driver:{small.id}"]["where"] == "inline"
     pending = rows[f"driver:{task.id}"]
     assert pending["where"] == "pending" and pending["made_by"] == "wait_for"
@@ -270,7 +263,7 @@ def test_a_hundred_thousand_queued_tasks(cluster: None, tmp_path: Path) -> None:
     go = str(tmp_path / "go")
     busy = [wait_for.remote(go) for _ in range(2)]
     refs = [plus_one.remote(0) for _ in range(100_000)]
-    eventually(lambda: states_of("wait_for") == {"running": 2})
+    assert soon(lambda: states_of("wait_for") == {"running": 2})
     assert states_of("plus_one")["waiting-worker"] == 100_000
     rows = state.list_tasks(limit=10)
     assert len(rows) == 10 and rows.total == 100_002
@@ -291,7 +284,7 @@ def test_a_hundred_thousand_queued_tasks(cluster: None, tmp_path: Path) -> None:
 def test_asking_leaves_nothing_behind(cluster: None) -> None:
     """No sockets in the folder, no clients, no descriptors in the node, no names in the books of the transport."""
     rlplat.get(plus_one.remote(1))
-    eventually(lambda: "starting" not in state.cluster_status()["workers"])
+    assert soon(lambda: "starting" not in state.cluster_status()["workers"])
     session = find_session()
     with Observer(session) as onlooker:
         node_pid = onlooker.ask_node()["pid"]
@@ -299,7 +292,7 @@ def test_asking_leaves_nothing_behind(cluster: None) -> None:
     for _ in range(5):
         state.cluster_status()
     assert not [name for name in os.listdir(session) if name.startswith("cli-")]
-    eventually(lambda: len(os.listdir(f"/proc/{node_pid}/fd")) <= descriptors)
+    assert soon(lambda: len(os.listdir(f"/proc/{node_pid}/fd")) <= descriptors)
     with Observer(session) as onlooker:
         assert not [client for client in onlooker.ask_node()["clients"] if client.startswith("cli-")]
     transport = backend().link.transport  # type: ignore[attr-defined]
@@ -347,7 +340,7 @@ def test_a_stopped_and_then_killed_command_disturbs_nobody(cluster: None) -> Non
         command.kill()
         command.communicate()
     assert rlplat.get(plus_one.remote(1)) == 2
-    eventually(lambda: not state.cluster_status()["silent"])
+    assert soon(lambda: not state.cluster_status()["silent"])
 
 
 def test_a_question_that_nobody_understands_is_answered_with_an_error(cluster: None) -> None:
@@ -396,7 +389,7 @@ def test_a_process_that_does_not_answer_is_named(cluster: None, monkeypatch: pyt
 def test_stacks_of_every_process(cluster: None, tmp_path: Path) -> None:
     go = str(tmp_path / "go")
     task = wait_for.remote(go)
-    eventually(lambda: states_of("wait_for") == {"running": 1})
+    assert soon(lambda: states_of("wait_for") == {"running": 1})
     rows = {row["client"]: row for row in state.stacks()}
     (worker,) = [row["worker"] for row in state.list_workers(filters={"state": "leased"})]
     assert {"driver", "node", worker} <= rows.keys()
@@ -433,13 +426,13 @@ def test_the_stack_of_a_process_whose_native_code_holds_the_gil(
     rlplat.get(hog.ping.remote())
     begun = tmp_path / "begun"
     call = hog.hold.remote(str(begun))
-    eventually(begun.exists)
+    assert soon(begun.exists)
 
     def shows_the_call(row: dict[str, Any]) -> bool:
         found = not row["threads"] and "hold" in row["text"] and "test_state.py" in row["text"]
         return found and by in row["doing"]
 
-    eventually(lambda: shows_the_call(*state.stacks("Hog")))  # at first it may not have come to the native code
+    assert soon(lambda: shows_the_call(*state.stacks("Hog")))  # at first it may not have come to the native code
     rlplat.kill(hog)
     with pytest.raises(rlplat.errors.ActorDied):
         rlplat.get(call)
@@ -466,7 +459,7 @@ def test_the_timeline_of_a_cluster(wide_cluster: None, tmp_path: Path) -> None:
 
     gate = Gate.remote()
     rlplat.get([*(nested.remote(n) for n in range(3)), gate.pid.remote()])
-    eventually(lambda: states_of("Gate.pid").get("ended"))
+    assert soon(lambda: states_of("Gate.pid").get("ended"))
     file = tmp_path / "trace.json"
     rlplat.timeline(file)
     trace = json.loads(file.read_text())

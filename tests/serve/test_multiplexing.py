@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -27,6 +26,7 @@ from rlplat.serve.multiplexing import (
     choose_replica,
 )
 from rlplat.serve.replica import Replica, ReplicaSpec
+from tests.patience import soon
 from tests.serve import apps
 from tests.serve.calling import request
 
@@ -300,10 +300,7 @@ def test_calls_go_to_the_replica_that_has_the_model(running: serve.Running) -> N
     first = {}
     for each in ("model0", "model1", "model2", "model3"):
         first[each] = answer(each)
-        deadline = time.monotonic() + 30
-        while each not in request(running.url, "GET", "/models")[1]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert soon(lambda model=each: model in request(running.url, "GET", "/models")[1])
     pids = [pid for _, pid, _ in first.values()]
     assert sorted(map(pids.count, set(pids))) == [2, 2]  # as many as they hold: nothing is unloaded
     for each in [*first, *first]:

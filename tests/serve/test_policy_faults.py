@@ -29,6 +29,7 @@ from rlplat.serve.policies.engine import Acted
 from rlplat.serve.policies.serving import Follower, policy_application, serve_policy
 from rlplat.serve.policies.sessions import SessionBook
 from rlplat.serve.refusals import Refused
+from tests.patience import soon
 from tests.serve.calling import OBS, act, request, train
 
 pytestmark = pytest.mark.process
@@ -60,10 +61,7 @@ def test_sessions_outlive_a_drained_replica_and_of_a_killed_one_are_said_to_be_l
         sessions = [request(running.url, "POST", "/v1/sessions")[1]["session"] for _ in range(12)]
         victim = sessions[0].rpartition(".")[0]
         os.kill(running.status()["deployments"]["lstm"]["replicas"][victim]["pid"], signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while victim in running.status()["deployments"]["lstm"]["replicas"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        assert soon(lambda: victim not in running.status()["deployments"]["lstm"]["replicas"])
         for session in sessions:
             status, answer = act(running, {"obs": OBS, "session": session})
             if session.rpartition(".")[0] == victim:
@@ -219,10 +217,7 @@ def test_weights_are_followed_and_what_cannot_be_used_changes_nothing(runs: Path
         rlplat.train(resume=str(runs / "demo"), stop={"env_steps": 256})
         follower.look()
         assert said[-1].startswith("now serving step_")
-        deadline = time.monotonic() + 30
-        while act(running, {"obs": OBS})[1]["env_steps"] <= before:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        assert soon(lambda: act(running, {"obs": OBS})[1]["env_steps"] > before)
         shutil.rmtree(runs / "demo" / "checkpoints")
         follower.look()
         assert "the weights stay as they are" in said[-1] and act(running, {"obs": OBS})[0] == 200
