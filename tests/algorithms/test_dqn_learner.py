@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +25,8 @@ from rlplat.rl.policies.spec import PolicySpec, QSpec, policy_spec
 from rlplat.rl.replay.buffer import Minibatch, ReplayShape, SequenceMinibatch
 from rlplat.rl.sampling.sample_batch import TransitionBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
+from tests.algorithms.golden import assert_on_file
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "dqn_losses.json"
 ACTIONS = ActionSpec("discrete", 3)
 VECTOR = SpaceSpec(ObsSpec("vector", (4,), "float32"), ACTIONS)
 IMAGE = SpaceSpec(ObsSpec("image", (2, 36, 36), "uint8", "CHW"), ACTIONS)
@@ -128,10 +126,7 @@ def make_batch(spaces: SpaceSpec = VECTOR, seed: int = 0, num_steps: int = 16, s
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden_losses(parameter_server: Any, name: str) -> None:
-    """Four rounds from fixed batches give the losses on file: a change here is a change of what is computed.
-
-    After an intended change: delete the file, run this once (it fails and writes the file), look at the difference.
-    """
+    """Four rounds from fixed batches give the losses on file."""
     spaces, settings = CASES[name]
     learner = make_learner(parameter_server, spaces, **settings)
     losses = []
@@ -139,12 +134,7 @@ def test_golden_losses(parameter_server: Any, name: str) -> None:
         metrics = learner.update(make_batch(spaces, seed, state_size=16 if name == "lstm" else 0)).metrics
         names = ("loss", "q_mean", "gradient_norm", "updates", "epsilon")
         losses.append({metric: metrics[f"learner/{metric}"] for metric in names})
-    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    if name not in golden:
-        GOLDEN.write_text(json.dumps(golden | {name: losses}, indent=1, sort_keys=True) + "\n")
-        pytest.fail(f"{GOLDEN} had no {name!r}; written now: look at it and run again")
-    for round_, (got, expected) in enumerate(zip(losses, golden[name], strict=True)):
-        assert got == pytest.approx(expected, rel=2e-3, abs=2e-5), f"round {round_}"
+    assert_on_file("dqn_losses.json", name, losses)
 
 
 def test_nothing_is_learnt_before_learning_starts(parameter_server: Any) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -21,6 +19,7 @@ from rlplat.algorithms.td3 import TD3, TD3Config
 from rlplat.algorithms.tqc import TQC
 from rlplat.errors import ConfigError, UsageError
 from rlplat.rl.policies.exploration import EPSILON
+from tests.algorithms.golden import assert_on_file
 from tests.states import assert_resumes
 
 pytestmark = pytest.mark.slow
@@ -39,7 +38,6 @@ QUICK: dict[str, Any] = {
     "stop": {"env_steps": 5_000},
 }
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "off_policy_losses.json"
 
 REACHING: dict[str, Any] = {
     "env": "rlplat.rl.envs.diagnostic:ReachPoint",
@@ -78,21 +76,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden_losses(runtime: None, name: str) -> None:
-    """Six rounds give the losses on file: a change here is a change of what is computed.
-
-    After an intended change: delete the file, run this once (it fails and writes the file), look at the difference.
-    """
+    """Six rounds give the losses on file."""
     algorithm, settings = CASES[name]
     with algorithm(algorithm.config_class(**(QUICK | settings | {"num_rollout_workers": 0}))) as running:
         rounds = [running.step().metrics for _ in range(6)]
     names = ("critic_loss", "actor_loss", "q_mean", "entropy", "entropy_coef", "gradient_norm", "updates")
     losses = [{n: m[f"learner/{n}"] for n in names if f"learner/{n}" in m} for m in rounds]
-    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    if name not in golden:
-        GOLDEN.write_text(json.dumps(golden | {name: losses}, indent=1, sort_keys=True) + "\n")
-        pytest.fail(f"{GOLDEN} had no {name!r}; written now: look at it and run again")
-    for round_, (got, expected) in enumerate(zip(losses, golden[name], strict=True)):
-        assert got == pytest.approx(expected, rel=2e-3, abs=2e-5), f"round {round_}"
+    assert_on_file("off_policy_losses.json", name, losses)
 
 
 @pytest.mark.parametrize(

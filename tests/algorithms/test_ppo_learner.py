@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +23,9 @@ from rlplat.rl.normalization import OBS_MEAN, OBS_VAR, require_value_head
 from rlplat.rl.policies.spec import PolicySpec
 from rlplat.rl.sampling.sample_batch import SampleBatch
 from rlplat.rl.spaces import ActionSpec, ObsSpec
+from tests.algorithms.golden import assert_on_file
 from tests.rl.specimens import BOX, IMAGE, make_spec
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "ppo_losses.json"
 TWO = ActionSpec("discrete", n=2)
 VECTOR = make_spec(action=TWO, hidden_sizes=[16, 16])
 BOX_SPEC = make_spec(action=BOX, hidden_sizes=[16, 16])
@@ -113,22 +111,14 @@ def state_size(spec: PolicySpec) -> int:
 
 @pytest.mark.parametrize("name, spec", [("categorical", VECTOR), ("gaussian", BOX_SPEC), ("images", IMAGE_SPEC)])
 def test_golden_losses(parameter_server: Any, name: str, spec: PolicySpec) -> None:
-    """Three rounds from fixed batches give the losses on file: a change here is a change of what is computed.
-
-    After an intended change: delete the file, run this once (it fails and writes the file), look at the difference.
-    """
+    """Three rounds from fixed batches give the losses on file."""
     learner = make_learner(parameter_server, spec)
     losses = []
     for seed in range(3):
         metrics = learner.update(make_batch(spec, seed)).metrics
         names = ("policy_loss", "value_loss", "entropy", "approx_kl", "gradient_norm", "explained_variance")
         losses.append({metric: metrics[f"learner/{metric}"] for metric in names})
-    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    if name not in golden:
-        GOLDEN.write_text(json.dumps(golden | {name: losses}, indent=1, sort_keys=True) + "\n")
-        pytest.fail(f"{GOLDEN} had no {name!r}; written now: look at it and run again")
-    for round_, (got, expected) in enumerate(zip(losses, golden[name], strict=True)):
-        assert got == pytest.approx(expected, rel=2e-3, abs=2e-5), f"round {round_}"
+    assert_on_file("ppo_losses.json", name, losses)
 
 
 def test_an_update_counts_decisions_and_publishes_the_next_version(parameter_server: Any) -> None:
