@@ -26,7 +26,16 @@ from rlplat.errors import EnvError, UsageError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import forget_changed
 from rlplat.rl.envs.copies import Copies
-from rlplat.rl.envs.guard import NUMBERS, GuardedEnv, RandomActor, close_env, has_info_mask, mask_method, no_choice
+from rlplat.rl.envs.guard import (
+    NUMBERS,
+    GuardedEnv,
+    RandomActor,
+    changed_spaces,
+    close_env,
+    has_info_mask,
+    mask_method,
+    no_choice,
+)
 from rlplat.rl.envs.gym_spaces import (
     batched,
     mask_problem,
@@ -65,6 +74,10 @@ BLACK = 1 / 255
 UNREAD_MASK = (
     "the action mask is not read: of a vector environment only one within its observations is, the key 'action_mask' "
     "of a Dict. Give the environment that it is made of (env=lambda: MyEnv()), or put the mask there"
+)
+LOST_MASK = (
+    "the observations of the environment have the key 'action_mask', which its wrappers take away (FlattenObservation "
+    "does): nothing keeps policies from illegal actions. Give the mask in the infos, or by a method action_masks(), too"
 )
 STUCK = 4
 """Steps that end although the step before did, in environments where no other step follows an end."""
@@ -405,9 +418,15 @@ class _Probe:
         report.spaces = spec = space_spec(env.observation_space, env.action_space)
         started = monotonic()
         by_info = spec.action.mask_size > 0 and self._timed(lambda: has_info_mask(env), "reset()")
+        if problem := changed_spaces(env, spec):
+            report.add("error", problem)
+            raise _Stop
         guard = self._guard = GuardedEnv(env, self._name, has_info_mask=by_info, env_metrics=self._env_metrics)
         report.spaces = spec = guard.spaces
         report.note_observations()
+        inner = getattr(env, "unwrapped", env).observation_space
+        if spec.action.mask_size and MASK in getattr(inner, "spaces", ()) and MASK not in obs_leaves(spec.obs):
+            report.add("warning", LOST_MASK, is_told=True)
         if advice := bounds_advice(spec.action):
             report.add("warning", advice)
         if monotonic() - started < SLOW_S:
@@ -471,6 +490,7 @@ class _Probe:
         for _ in range(steps):
             action, before = actor.act(obs), copy_obs(obs)
             obs, reward, terminated, truncated, _ = self._timed(lambda a=action: guard.step(a), "step()")
+            guard.require_same_spaces()
             trace.append((copy_obs(obs), float(reward)))
             if not isinstance(reward, NUMBERS) or not math.isfinite(reward):
                 report.add("error", f"{self._at()}: the reward is {brief(reward)}; rewards are finite numbers")

@@ -14,11 +14,11 @@ import numpy as np
 
 from rlplat.acting import brief, find_no_choice
 from rlplat.config import closest
-from rlplat.errors import EnvError
+from rlplat.errors import EnvError, UsageError
 from rlplat.given.global_random import seed_everything
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.envs.copies import Copies, be
-from rlplat.rl.envs.gym_spaces import action_converter, action_row, batched, flat_space, policy_actions
+from rlplat.rl.envs.gym_spaces import action_converter, action_row, batched, flat_space, policy_actions, space_spec
 from rlplat.rl.envs.obs_reader import ObsMismatch, ObsReader
 from rlplat.rl.envs.state import generator_state, seed_spaces, set_generator
 from rlplat.rl.envs.statistics import Frozen, Statistics, kept_statistics, layers, put_statistics
@@ -109,8 +109,9 @@ class GuardedEnv:
         self.action_space = env.action_space
         self._has_info_mask = has_info_mask
         self._mask_method = None if has_info_mask else mask_method(env)
-        adds_mask = has_info_mask or self._mask_method is not None
-        self._reader = ObsReader(env.observation_space, env.action_space, adds_mask=adds_mask)
+        self._adds_mask = has_info_mask or self._mask_method is not None
+        self._spaces = env.observation_space, env.action_space
+        self._reader = ObsReader(*self._spaces, adds_mask=self._adds_mask)
         self.spaces = self._reader.spec
         is_plain = self._reader.is_plain
         self.observation_space = (
@@ -170,6 +171,7 @@ class GuardedEnv:
                 f"reset() returned {_kind(result)}, expected (obs, info); an environment of the old gym API returns "
                 "obs alone: add an info dict"
             )
+        self.require_same_spaces()
         if not isinstance(result[1], dict):
             self._fail(f"reset() returned the info {_kind(result[1])}, expected a dict; return obs, {{}}")
         return result
@@ -205,6 +207,14 @@ class GuardedEnv:
             if metrics := self._metrics.pop():
                 told[OF_EPISODES] = metrics
         return obs, reward, terminated, truncated, told
+
+    def require_same_spaces(self) -> None:
+        """Of what the environment says now: policies are made for its first spaces."""
+        now = self.env.observation_space, self.env.action_space
+        if now != self._spaces:
+            if problem := changed_spaces(self.env, self.spaces, adds_mask=self._adds_mask):
+                self._fail(problem)
+            self._spaces = now
 
     def _seed_shared(self, seed: int) -> None:
         """What an environment draws from beside `np_random`: its spaces, and what a process of its own has."""
@@ -422,6 +432,19 @@ def ask_env(env: Any, place: str, what: Ask, name: str, *arguments: Any, **keywo
             raise
         raised = f"{type(error).__name__}: {error}{raised_here(error)}"
         raise EnvError(f"{place}: {what} of '{name}' raised {raised}") from error
+
+
+def changed_spaces(env: Any, before: SpaceSpec, *, adds_mask: bool = False) -> str:
+    """What is wrong where the environment's spaces are not those of `before` any more, or the empty string."""
+    try:
+        now = space_spec(env.observation_space, env.action_space, adds_mask=adds_mask)
+    except UsageError as error:
+        return f"its spaces have changed since it was made: {error}"
+    return (
+        ""
+        if now == before
+        else f"its spaces were {before} when it was made and are {now} now; set them in __init__ and leave them so"
+    )
 
 
 def mask_method(env: Any) -> Callable[[], Any] | None:

@@ -24,7 +24,7 @@ from rlplat.rl.class_path import made_of
 from rlplat.rl.envs.atari import ale_arguments, atari_settings
 from rlplat.rl.envs.classic_control import MOVES, ClassicVectorEnv
 from rlplat.rl.envs.copies import Copies, made_as, parameters, with_numbers
-from rlplat.rl.envs.guard import BY_AGENT, GuardedEnv, has_info_mask, mask_method
+from rlplat.rl.envs.guard import BY_AGENT, GuardedEnv, changed_spaces, has_info_mask, mask_method
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.image_settings import ImageSettings, is_ours, with_images, with_true_bounds
 from rlplat.rl.envs.loops import (
@@ -155,6 +155,8 @@ def make_vector_env(
         spec = space_spec(single.observation_space, single.action_space)  # refuses what could not even be stacked
         if with_info_mask is None:
             with_info_mask = spec.action.mask_size > 0 and has_info_mask(single)
+            if problem := changed_spaces(single, spec):
+                raise EnvError(f"{source.name}: {problem}")
         return GuardedEnv(
             single,
             source.name,

@@ -24,6 +24,7 @@ from rlplat.errors import ConfigError, EnvError, EnvNotFound, MissingExtra, Rlpl
 from rlplat.given.raised_at import raised_here
 from rlplat.rl.class_path import load_module
 from rlplat.rl.env_objects import EnvObject
+from rlplat.rl.envs.guard import close_env
 from rlplat.rl.envs.gym_spaces import side_by_side, side_by_side_space, with_leaf
 from rlplat.rl.envs.make import call_wrapped
 from rlplat.rl.envs.names import resolve_env
@@ -87,7 +88,9 @@ class _OfPettingZoo:
         return _spaces(self._env, self._name, self._agents[agent])
 
     def close(self) -> None:
-        self._env.close()
+        """One whose close() raises has been used to the end all the same."""
+        if problem := close_env(self._env):
+            print(f"warning: {self._name}: {problem}", file=sys.stderr)
 
 
 class ParallelGame(_OfPettingZoo):
@@ -284,7 +287,7 @@ def is_multi_agent(name: str, env_kwargs: Mapping[str, Any]) -> bool:
     try:
         return _is_parallel(type(env)) or _is_turn_based(type(env))
     finally:
-        env.close()
+        close_env(env)
 
 
 def is_module_name(name: str) -> bool:

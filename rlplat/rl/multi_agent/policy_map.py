@@ -18,13 +18,14 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from rlplat.config import closest
 from rlplat.errors import ConfigError, EnvError, UsageError
+from rlplat.given.raised_at import raised_here
 from rlplat.rl.algorithm_config import PolicyConfig
 from rlplat.rl.envs import check
 from rlplat.rl.envs.check import EnvReport
 from rlplat.rl.envs.copies import Copies, made_as
 from rlplat.rl.envs.gym_spaces import space_spec
 from rlplat.rl.envs.own_process import Beat
-from rlplat.rl.envs.watchdog import Limits
+from rlplat.rl.envs.watchdog import Limits, is_environments_own
 from rlplat.rl.multi_agent.games import STATE, Game, WithState, is_multi_agent, make_game, state_problem
 from rlplat.rl.policies.spec import PolicySpec, policy_spec
 from rlplat.rl.schedules import scaled_horizons
@@ -273,7 +274,12 @@ def agent_spaces(game: Game, name: str) -> tuple[dict[str, SpaceSpec], frozenset
 
     An agent that has no mask there is taken to be like those of equal spaces.
     """
-    game.reset(seed=0)
+    try:
+        game.reset(seed=0)
+    except BaseException as error:
+        if isinstance(error, EnvError) or not is_environments_own(error):
+            raise
+        raise EnvError(f"{name}: reset() raised {type(error).__name__}: {error}{raised_here(error)}") from error
     specs: dict[str, SpaceSpec] = {}
     for agent in game.agents:
         try:

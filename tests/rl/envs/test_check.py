@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlplat.errors import EnvNotFound, UsageError
+from rlplat.errors import EnvError, EnvNotFound, UsageError
 from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.envs.check import check_env, preflight
 from rlplat.rl.envs.gym_spaces import mask_problem
@@ -281,3 +281,57 @@ def test_a_wider_float_is_cast_with_a_warning() -> None:
         env.reset()
         obs = env.step(np.ones(2, np.int64)).obs
     assert obs.dtype == np.float32 and obs.tolist() == [[0.25, 0.25], [0.25, 0.25]]
+
+
+class Changing(SeededEnv):
+    """`when`: in which call the actions become three numbers."""
+
+    def __init__(self, when: str = "reset") -> None:
+        super().__init__()
+        self.when = when
+
+    def widen(self, call: str) -> None:
+        if call == self.when:
+            self.action_space = spaces.Box(-1.0, 1.0, (3,))
+
+    def reset(self, **arguments: object) -> object:  # type: ignore[override]
+        self.widen("reset")
+        return super().reset(**arguments)  # type: ignore[arg-type]
+
+    def step(self, action: object) -> object:  # type: ignore[override]
+        self.widen("step")
+        return super().step(action)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("when", ["reset", "step"])
+def test_spaces_that_change_later_are_refused(when: str) -> None:
+    """Policies never took the actions that were new; nothing said so."""
+    expected = r"Box\(2\) .* when it was made and are .*Box\(3\) .* now; set them in __init__"
+    with pytest.raises(UsageError, match=expected):
+        check_env(lambda: Changing(when), steps=5).require_sound()
+    for vectorization in ("sync", "async"):
+        with (
+            pytest.raises(EnvError, match=expected),
+            make_vector_env(lambda: Changing(when), 1, vectorization=vectorization) as env,  # type: ignore[arg-type]
+        ):
+            env.reset()
+            env.step(np.zeros((1, 2), np.float32))
+            env.reset()
+
+
+class Alike(SeededEnv):
+    """Its spaces are new objects each time they are asked for."""
+
+    action_space = property(lambda self: spaces.Box(0.0, 1.0, (2,)))  # type: ignore[assignment]
+
+
+def test_equal_spaces_are_the_same() -> None:
+    assert check_env(Alike, steps=5).is_sound
+
+
+def test_a_mask_that_a_wrapper_takes_away_is_told() -> None:
+    masked = "rlplat.rl.envs.diagnostic:MaskedChoice"
+    flat = {"wrappers": ["gymnasium.wrappers:FlattenObservation"]}
+    assert "take away" not in str(check_env(masked, steps=5))
+    report = check_env(masked, flat, steps=5)
+    assert [finding.is_told for finding in report.findings if "its wrappers take away" in finding.text] == [True]

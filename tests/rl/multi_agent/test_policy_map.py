@@ -9,6 +9,7 @@ import pytest
 
 from rlplat.errors import ConfigError, EnvError, EnvNotFound
 from rlplat.rl.algorithm_config import PolicyConfig
+from rlplat.rl.multi_agent.check import check_any_env
 from rlplat.rl.multi_agent.games import ParallelGame, TurnGame, is_multi_agent, make_game
 from rlplat.rl.multi_agent.policy_map import MultiAgentConfig, MultiAgentPlan, make_plan, plan_multi_agent
 from rlplat.rl.spaces import ActionSpec, ObsSpec, SpaceSpec
@@ -242,3 +243,27 @@ def test_different_spaces_by_agent() -> None:
     assert plan is not None and plan.mapping == {"x": "x", "y": "y"}
     with pytest.raises(ConfigError, match=r"cannot be shared by 'x' \(Dict\(observation: Box\(2\)"):
         plan_multi_agent(settings | {"multi_agent": {"mapping": {"*": "both"}}})
+
+
+class Broken(Dying):
+    """`broken`: the method that raises."""
+
+    def __init__(self, broken: str) -> None:
+        super().__init__()
+        self.broken = broken
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        if self.broken == "reset":
+            raise ValueError("no licence")
+        return super().reset(seed, options)
+
+    def close(self) -> None:
+        if self.broken == "close":
+            raise NotImplementedError
+
+
+def test_what_a_game_raises_is_named() -> None:
+    """The bare exception, without a word about whose it was, ended the check; one of close() ended runs too."""
+    report = str(check_any_env(f"{__name__}:Broken", {"broken": "reset"}, steps=5))
+    assert "reset() raised ValueError: no licence (at " in report
+    assert check_any_env(f"{__name__}:Broken", {"broken": "close"}, steps=5).is_sound
