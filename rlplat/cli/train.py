@@ -44,6 +44,7 @@ iql, td3_bc, cql, or module:Class
 --resume DIR  resume the run in this directory, from its newest checkpoint; auto: that of --out begins or continues
 --init-from CHECKPOINT  begin with the weights of another run: RUN (its newest checkpoint), RUN:best, RUN:step_N
 --track TRACKER*  copy the run to wandb, mlflow, trackio, aim or pkg.module:Class, by a process of its own
+--profile {start}  print what takes the time from here to the first line of progress
 --set KEY=VALUE+  settings, e.g. discount=0.995
 --backend {zmq,ray}  what the actors run on: processes of this machine, or Ray (default: $RLPLAT_BACKEND, or zmq)
 --address ADDRESS  the join file of several machines; with --backend ray HOST:PORT, or auto (default: $RLPLAT_ADDRESS)
@@ -82,6 +83,10 @@ def run(arguments: list[str]) -> int:
     if options.no_config and options.config:
         raise ConfigError(f"--no-config is without a config file: omit it, or {options.config}")
     choose_engine(options)
+    if options.profile:
+        from rlplat.cli.start_profile import StartProfile
+
+        profile = StartProfile()
     options.track = [located(name) for name in options.track]
     for name in options.track:
         from rlplat.tracking.tracker import load_tracker
@@ -108,6 +113,8 @@ def run(arguments: list[str]) -> int:
     layers = [*external_layers(options), named, settings_layer(options.set)]
     try:
         with tracking(options.track) as callbacks:
+            if options.profile:
+                callbacks.append(profile.callback())
             if options.together:
                 from rlplat.cli.seeds import train_seeds_together
 

@@ -78,6 +78,27 @@ def test_the_config_of_a_run_reproduces_it(here: Path) -> None:
     assert "discount: 0.5\n" in Path("b/config.yaml").read_text()
 
 
+def test_a_profile_of_the_start_says_where_the_time_goes(here: Path, capsys: Any) -> None:
+    (here / "slow_callback.py").write_text(
+        "sum(range(3_000_000))\nfrom rlplat.rl.callbacks import Callback\nclass Nothing(Callback): pass\n"
+    )
+    before = [*sys.meta_path], training_loop.prepare
+    flags = ("--profile", "start", "--callback", "slow_callback:Nothing")
+    assert train("--stop.env-steps", "300", "--out", "a", *flags) == 0
+    assert ([*sys.meta_path], training_loop.prepare) == before
+    lines = capsys.readouterr().err.splitlines()
+    table = lines[lines.index(next(line for line in lines if line.startswith("until the first result"))) + 1 :]
+    slowest = next(line for line in table if line.startswith("the slowest of"))
+    rows = {line[:31].strip(): [float(each) for each in line[31:].split()] for line in table[: table.index(slowest)]}
+    assert {"interpreter, command", "imports of the training", "config", "first round"} < {*rows}
+    every = rows.pop("all")
+    assert [sum(row[column] for row in rows.values()) for column in range(3)] == pytest.approx(every, abs=0.05)
+    assert every[0] >= rows["interpreter, command"][0] > 0.0 and every[2] > 0.01
+    assert "slow_callback" in slowest.partition(":")[2].split(",")[0]
+    assert train("--stop.env-steps", "300", "--out", "b", "--profile", "all") == 2
+    assert "--profile is one of start" in capsys.readouterr().err
+
+
 def test_policy_names_a_network_of_ones_own(here: Path, capsys: Any) -> None:
     flags = ("--stop.env-steps", "20", "--policy", "./my_policy.py:Mine", "--policy.core", "lstm")
     (here / "my_policy.py").write_text("class Mine: ...\n")
