@@ -367,6 +367,42 @@ def test_a_method_without_an_object_is_refused() -> None:
         NoFunction(ppo.PPOConfig(**DISCRETE))
 
 
+class MyConfig(ppo.PPOConfig):
+    num_epochs: int = 1
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"ppo_loss": staticmethod(lambda: 0)}, r"Sub\.ppo_loss is called by nothing; .* replaces are here: loss"),
+        ({"compute_loss": lambda self: 0}, r"Sub\.compute_loss is called by nothing"),
+        ({"losses": {"loss": len}}, r"Sub\.losses is .*a tuple of names"),
+        (
+            {"losses": ("my_loss",), "my_loss": staticmethod(len)},
+            "names 'my_loss', but .*TorchPPO.* calls no loss of that",
+        ),
+        ({"config": MyConfig}, r"Sub\.config is read by nothing: its settings are `config_class = MyConfig`"),
+    ],
+)
+def test_what_stands_under_a_name_that_nothing_reads_is_refused(body: dict[str, Any], said: str) -> None:
+    """The loss or the settings that it was to replace trained, silently."""
+    with pytest.raises(ConfigError, match=said):
+        computation_of(type("Sub", (ppo.PPO,), body))
+
+
+def test_helpers_of_a_loss_may_have_any_name() -> None:
+    def loss(network: Any, minibatch: Any, config: Any) -> Any:
+        return None
+
+    def step(self: Any) -> Any:
+        return [self.my_loss() for _ in range(2)]
+
+    helper = staticmethod(lambda: 0)
+    computation_of(type("Sub", (ppo.PPO,), {"kl_loss": helper, "loss": staticmethod(loss)}))
+    computation_of(type("Sub", (ppo.PPO,), {"my_loss": helper, "step": step}))
+    computation_of(type("Sub", (ppo.PPO,), {"my_loss": helper, "nets": {"torch": ppo.TorchPPO}}))
+
+
 def without_critic(network: Any, minibatch: Any, config: Any) -> Any:
     log_probs, _, _ = minibatch.evaluate(network)
     return -log_probs.mean(), {}

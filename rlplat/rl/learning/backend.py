@@ -26,11 +26,13 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
+from itertools import takewhile
+from types import CodeType, FunctionType
 from typing import Any
 
 import rlplat
 from rlplat.errors import ConfigError
+from rlplat.rl.algorithm_config import AlgorithmConfig
 from rlplat.rl.class_path import load_class
 from rlplat.rl.envs.names import env_family
 from rlplat.rl.policies.framework_check import require_framework
@@ -159,7 +161,9 @@ class Computation:
 
 
 def computation_of(algorithm: type[Any]) -> Computation:
-    """algorithm: a subclass of `Algorithm`. ConfigError for a loss that could not be called in the learner."""
+    """algorithm: a subclass of `Algorithm`. ConfigError for a loss that could not be called in the learner, or that
+    nothing calls."""
+    _require_called(algorithm)
     losses = {name: loss for name in algorithm.losses if (loss := _own_loss(algorithm, name)) is not None}
     changed = {
         framework: why
@@ -167,6 +171,43 @@ def computation_of(algorithm: type[Any]) -> Computation:
         if framework != "torch" and (why := _why_changed(algorithm, framework, losses))
     }
     return Computation(algorithm.__name__, algorithm.config_class, algorithm.nets, losses, changed)
+
+
+def _require_called(algorithm: type[Any]) -> None:
+    """ConfigError for a loss, or settings, under a name that nothing reads: what it was to replace would train."""
+    owner = algorithm.nets.get("torch") or getattr(algorithm, "learner_class", None)
+    names = algorithm.losses
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names) or isinstance(names, Mapping):
+        raise ConfigError(
+            f"{algorithm.__name__}.losses is {names!r}; it is a tuple of names: write each loss as a static method"
+        )
+    missing = [name for name in names if isinstance(owner, type) and not hasattr(owner, name)]
+    if missing:
+        raise ConfigError(f"{algorithm.__name__}.losses names '{missing[0]}', but {owner} calls no loss of that name")
+    own = list(takewhile(lambda base: "losses" not in vars(base), algorithm.__mro__))
+    written = {name: value for base in own for name, value in vars(base).items()}
+    for name, value in written.items() if "config_class" not in written else ():
+        if isinstance(value, type) and issubclass(value, AlgorithmConfig):
+            raise ConfigError(
+                f"{algorithm.__name__}.{name} is read by nothing: its settings are `config_class = {value.__name__}`"
+            )
+    if {"nets", "learner_class", *names} & written.keys():
+        return  # which may call whatever they like
+    bare = {name: getattr(value, "__func__", value) for name, value in written.items()}
+    functions = {name: each for name, each in bare.items() if isinstance(each, FunctionType)}
+    called = {name for each in functions.values() for name in _names_in(each.__code__)}
+    for name in functions.keys() - called if names else ():
+        if "loss" in name.lower() and not any(hasattr(base, name) for base in algorithm.__mro__[len(own) :]):
+            raise ConfigError(
+                f"{algorithm.__name__}.{name} is called by nothing; the losses that a static method replaces are here: "
+                f"{', '.join(names)}"
+            )
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Of attributes and globals, in the functions within it too."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _owner(algorithm: type[Any], name: str) -> type[Any] | None:
