@@ -38,6 +38,7 @@ from rlplat.rl.envs.guard import (
 )
 from rlplat.rl.envs.gym_spaces import (
     batched,
+    by_path,
     mask_problem,
     policy_actions,
     space_spec,
@@ -54,7 +55,7 @@ from rlplat.rl.envs.tensors.contract import is_tensor_env
 from rlplat.rl.envs.vector_env import RESETS_OTHERS, VectorEnv
 from rlplat.rl.envs.watchdog import Limits, StepWatchdog
 from rlplat.rl.info_metrics import numbers_of
-from rlplat.rl.interfaces import Obs
+from rlplat.rl.interfaces import Array, Obs
 from rlplat.rl.obs_tree import copy_obs, take_obs
 from rlplat.rl.policies.spec import bounds_advice, said_of_observations
 from rlplat.rl.spaces import MASK, SpaceSpec, obs_leaves
@@ -75,6 +76,8 @@ UNREAD_MASK = (
     "the action mask is not read: of a vector environment only one within its observations is, the key 'action_mask' "
     "of a Dict. Give the environment that it is made of (env=lambda: MyEnv()), or put the mask there"
 )
+WHOLE_FLOAT32 = 2.0**24
+"""From here on float32 does not have every whole number."""
 LOST_MASK = (
     "the observations of the environment have the key 'action_mask', which its wrappers take away (FlattenObservation "
     "does): nothing keeps policies from illegal actions. Give the mask in the infos, or by a method action_masks(), too"
@@ -379,6 +382,37 @@ class _Brightness:
                 )
 
 
+class _Precision:
+    """Numbers so large that float32, in which networks compute, does not tell two different ones apart."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, tuple[int, Any, Any]] = {}
+        """(index, before, now) by path: the first change that nothing sees."""
+
+    def add(self, spec: SpaceSpec, before: Mapping[str, Array], now: Mapping[str, Array]) -> None:
+        """Two observations, one after the other, by path as the environment gave them."""
+        for path, leaf in obs_leaves(spec.obs).items():
+            key = path if path in before else ""  # a mask beside it gives it a name
+            if leaf.kind != "vector" or path in self._lost or key not in before:
+                continue
+            was, is_now = before[key].ravel(), now[key].ravel()
+            if was.dtype.itemsize < 4 or was.dtype == np.float32:
+                continue
+            equal = was.astype(np.float32) == is_now.astype(np.float32)
+            lost = np.flatnonzero((was != is_now) & equal & (np.abs(is_now.astype(np.float64)) >= WHOLE_FLOAT32))
+            if len(lost):
+                self._lost[path] = int(lost[0]), was[lost[0]], is_now[lost[0]]
+
+    def note(self, report: EnvReport) -> None:
+        for path, (index, before, now) in self._lost.items():
+            report.add(
+                "warning",
+                f"{path or 'observation'}[{index}] went from {before} to {now}, which are one number in the float32 of "
+                "networks: give it from an origin of its own (seconds since the episode began), or in larger units",
+                is_told=True,
+            )
+
+
 class _Probe:
     def __init__(
         self,
@@ -399,6 +433,7 @@ class _Probe:
         self._longest, self._is_ever_truncated = 0, False
         self._stacks = _Stacks()
         self._brightness = _Brightness()
+        self._precision = _Precision()
 
     def close(self) -> None:
         self._watchdog.close()
@@ -447,6 +482,7 @@ class _Probe:
         trace = self._play(self._reset(), steps)
         report.spaces = self._stacks.noted(spec)
         self._brightness.note(report)
+        self._precision.note(report)
         replayed = self._play(self._reset(), min(steps, 50), is_replay=True)
         for step, (one, other) in enumerate(zip(trace, replayed, strict=False), start=1):
             if not (_is_same(one[0], other[0]) and one[1] == other[1]):
@@ -488,7 +524,7 @@ class _Probe:
         actor = RandomActor(guard.action_space, guard.spaces, SEED)
         trace = []
         for _ in range(steps):
-            action, before = actor.act(obs), copy_obs(obs)
+            action, before, given = actor.act(obs), copy_obs(obs), self._given()
             obs, reward, terminated, truncated, _ = self._timed(lambda a=action: guard.step(a), "step()")
             guard.require_same_spaces()
             trace.append((copy_obs(obs), float(reward)))
@@ -502,11 +538,16 @@ class _Probe:
                 self._is_ever_truncated |= bool(truncated)
                 self._check_obs(f"step() [{self._at()}]", "warning")
                 self._stacks.add(guard.spaces, before, obs)
+                self._precision.add(guard.spaces, given, self._given())
                 self._brightness.add(guard.spaces, obs)
             if terminated or truncated:
                 obs = self._timed(guard.reset, "reset()")[0]
             self._check_mask(obs)
         return trace
+
+    def _given(self) -> dict[str, Array]:
+        """What the environment observed, by path; a copy."""
+        return {path: leaf.copy() for path, leaf in by_path(self._env.observation_space, self._env.obs).items()}
 
     def _check_obs(self, caller: str, out_of_bounds: Severity) -> None:
         """A lie about shape, dtype or finiteness ends the check. Values outside the bounds are an error in reset() and

@@ -335,3 +335,24 @@ def test_a_mask_that_a_wrapper_takes_away_is_told() -> None:
     assert "take away" not in str(check_env(masked, steps=5))
     report = check_env(masked, flat, steps=5)
     assert [finding.is_told for finding in report.findings if "its wrappers take away" in finding.text] == [True]
+
+
+class Clock(SeededEnv):
+    """Seconds since 1970, and since the episode began; `origin`: what the first ones are counted from."""
+
+    def __init__(self, space: str = "float64", origin: float = 0.0) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.dtype(space).type)  # type: ignore[arg-type]
+        self.origin = origin
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self._step, 1.7e9 + self._step - self.origin])
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_told() -> None:
+    """The policy saw a constant."""
+    for space in ("float64", "float32"):
+        report = check_env(lambda space=space: Clock(space), steps=5)
+        told = [finding for finding in report.findings if "one number in the float32" in finding.text]
+        assert [each.is_told for each in told] == [True]
+        assert "[1] went from 1700000000.0 to 1700000001.0" in told[0].text
+    assert "float32 of networks" not in str(check_env(lambda: Clock(origin=1.7e9), steps=5))
