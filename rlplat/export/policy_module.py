@@ -205,7 +205,7 @@ def _environment_action(columns: Tensor, leaf: Leaf, spec: ActionSpec) -> Tensor
         whole = columns.round().long() if columns.is_floating_point() else columns.long()
         return (whole + torch.tensor(leaf.start) if any(leaf.start) else whole).to(dtype).reshape(shape)
     actions = columns.to(dtype)
-    if np.isfinite([*spec.low, *spec.high]).any():
+    if any(map(math.isfinite, (*spec.low, *spec.high))):
         low, high = torch.tensor(spec.low, dtype=dtype), torch.tensor(spec.high, dtype=dtype)
         actions = torch.minimum(torch.maximum(actions, low), high)
     return actions.reshape(shape)

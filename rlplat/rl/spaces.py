@@ -9,6 +9,7 @@ A Dict or Tuple of observations, however deep, is one flat dict by path: "camera
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -44,7 +45,7 @@ class ObsSpec:
     @property
     def flat_size(self) -> int:
         """Numbers in one observation."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def num_features(self) -> int:
@@ -112,7 +113,7 @@ class ActionSpec:
         """Columns in the array of actions; 1 for discrete, whose array has no such axis."""
         if self.kind == "composite":
             return sum(part.flat_size for _, part in self.parts)
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def mask_size(self) -> int:

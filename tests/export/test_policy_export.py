@@ -135,6 +135,26 @@ def test_every_space_and_algorithm(algo: str, kind: str, settings: Any, tmp_path
     draws_actions_of(file, kind)
 
 
+class ByLen(torch.nn.Module):
+    """An encoder that counts rows by `len`, which only torch's reading of its bytecode follows."""
+
+    num_features = 8
+
+    def __init__(self, spec: Any, compute_dtype: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(spec.obs.flat_size + 1, 8)
+
+    def forward(self, obs: Any) -> Any:
+        return self.layer(torch.cat([obs.flatten(1).float(), torch.ones(len(obs), 1)], dim=1))
+
+
+def test_rows_may_be_counted_by_len(tmp_path: Path) -> None:
+    """It ended with "torch.* op returned non-Tensor", which was about our own lines."""
+    run = trained("ppo", "box", tmp_path / "run", policy={"encoder": f"{__name__}:ByLen"})
+    many, _ = rows("box", 7)
+    assert close(rlplat.load(run).act(many), rlplat.export.load(to_onnx(run, tmp_path / "p.onnx")).act(many))
+
+
 def as_exported(agent: Any) -> ModuleFile:
     """Verified as a file is."""
     module = agent.torch_module()
