@@ -15,6 +15,7 @@ ANYONES = {
     "_actor_id", "_info", "_creation",  # of handles, whose plain names are users' methods
     "_key",  # of refs: what their users see is nothing
     "_exit", "_getframe", "_current_frames", "_run_exitfuncs", "_clear", "_is_owned",  # of Python's own modules
+    "_python_exit", "_exit_function", "_finalizer_registry", "_registry",  # of Python's ends
     "_replace",  # of named tuples
     "_dsdt",  # of gymnasium's Acrobot: its equations
     "_fused_adam_", "_fused_adamw_", "_foreach_norm", "_foreach_add", "_foreach_add_", "_foreach_copy_",  # of torch

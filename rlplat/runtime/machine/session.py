@@ -16,6 +16,7 @@ import signal
 import stat
 import tempfile
 import time
+from collections.abc import Collection
 
 from rlplat.errors import ConfigError, ObjectStoreFull
 from rlplat.given.say import say
@@ -35,7 +36,11 @@ NO_WORKER = "-" * 15
 _PREFIX = "rlplat-"
 _SHARED_MEMORY = "/dev/shm"
 _MIN_STORE_BYTES = 32 << 20
-_KILL_S = 2.0
+_END_S = 2.0
+_KILL_S = 3.0
+_CLEANERS = (b"resource_tracker import main", b"torch_shm_manager")
+"""In their command lines: processes of multiprocessing, loky and torch that remove the semaphores, shared memory and
+folders of a program when its last process has ended, and end then."""
 _IN_MEMORY = (0x01021994, 0x858458F6)
 """tmpfs and ramfs, as statfs(2) calls them."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -128,6 +133,16 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def end_workers(pids: Collection[int]) -> None:
+    """SIGTERM, and time for their `atexit` handlers."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _END_S
+    while any(state_of(pid) in ("R", "S", "D") for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.003)
+
+
 def kill_marked(mark: str) -> None:
     """SIGKILL every process that inherited the cluster's mark, and every child of this one, until none is left.
 
@@ -138,7 +153,7 @@ def kill_marked(mark: str) -> None:
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         found = marked(needle) | _children()
-        _kill(found)
+        _kill(found, deadline)
         if not _has_children_after_reaping() and not found:
             return
         time.sleep(0.003)
@@ -167,16 +182,27 @@ def kill_family(mark: str, worker: str, known_children: set[int]) -> None:
         if not orphans:
             return
         found = marked(*needles)
-        _kill(found)
+        _kill(found, deadline)
         if not found and not any(_is_being_executed(pid) for pid in orphans):
             return
         time.sleep(0.003)
 
 
-def _kill(pids: set[int]) -> None:
+def _kill(pids: set[int], deadline: float) -> None:
+    """Cleaners last: they end by themselves when the others are dead, or have until one second is left."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        if not _is_cleaner(pid) or time.monotonic() > deadline - 1.0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _is_cleaner(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            line = file.read()
+    except OSError:  # it has ended
+        return False
+    return any(name in line for name in _CLEANERS)
 
 
 def _is_being_executed(pid: int) -> bool:
@@ -249,7 +275,7 @@ def kill_session(path: str) -> None:
     """Its processes, and its folder."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline and (left := marked(f"{MARK}={os.path.basename(path)}")):
-        _kill(left)
+        _kill(left, deadline)
         time.sleep(0.01)
     remove_session(path)
 

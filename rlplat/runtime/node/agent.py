@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from rlplat.runtime.core.scheduler.views import InUse
-from rlplat.runtime.machine.session import MARK, kill_marked, remove_session
+from rlplat.runtime.machine.session import MARK, end_workers, kill_marked, remove_session
 from rlplat.runtime.machine.worker_logs import SNAPSHOTS
 from rlplat.runtime.node.processes import Processes
 from rlplat.runtime.node.watch import Watch
@@ -94,6 +94,7 @@ class Agent:
         self._watch.keep_house(now)
 
     def close(self) -> None:
+        end_workers([pid for pid in self.processes.pids().values() if pid])
         # The zygote first: with its orders closed it would take the node for dead, and kill it before it is done here.
         kill_marked(os.environ[MARK])
         self.processes.close()

@@ -31,6 +31,7 @@ from rlplat.runtime.machine.session import (
     MARK,
     WORKER_MARK,
     adopt_orphans,
+    end_workers,
     kill_family,
     kill_marked,
     main_of,
@@ -107,6 +108,7 @@ def run(orders: socket.socket, session: str, folder: str, preload: list[str]) ->
                 _fork(orders, wake_read, wake_write, session, folder, order, fds[0], children)
         except (BrokenPipeError, ConnectionResetError):
             break
+    end_workers(children)
     kill_marked(os.environ[MARK])
     shutil.rmtree(os.path.join(folder, SNAPSHOTS), ignore_errors=True)
     remove_session(session)

@@ -8,7 +8,6 @@ cancels and deaths, lends its CPUs while it waits, and takes its leave.
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import signal
@@ -17,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rlplat.errors import Deadlock, GetTimeout, UsageError
-from rlplat.given.say import flush
 from rlplat.runtime import refs
 from rlplat.runtime.client.client import Client
 from rlplat.runtime.link.link import Link
@@ -32,6 +30,7 @@ from rlplat.runtime.refs import ObjectRef
 from rlplat.runtime.remote import TERMINATE, ActorExit
 from rlplat.runtime.wire import messages
 from rlplat.runtime.wire.messages import NODE
+from rlplat.runtime.worker import ending
 from rlplat.runtime.worker.actor import End
 from rlplat.runtime.worker.executor import ENTRIES, Executor
 from rlplat.runtime.worker.interrupts import Interrupts
@@ -386,11 +385,9 @@ class Worker(Client):
         """End this process in order: what it has sent gets its time to leave."""
         if self.executor.actor is not None:
             self.executor.actor.instance = None
-        if self._is_actor:
-            atexit._run_exitfuncs()
+        ending.run_handlers()
         self.objects.drop_spares()
         self._loop.close(linger_s=1)
-        flush()
         self.link.system.exit(code)
 
     def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:
@@ -431,10 +428,11 @@ def main(session: str, client_id: str, gpu_ids: tuple[int, ...], runtime_env: di
     """The life of a worker process (already forked, with its log as stdout and stderr)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(session, client_id, gpu_ids)
-    atexit._clear()  # what the zygote has imported registered its handlers for the zygote
+    ending.forget_handlers_of_zygote()
     worker.use_runtime_env(runtime_env, os.path.join(folder, SNAPSHOTS))
     refs.set_backend(worker)
     set_worker()
+    ending.run_handlers_at_sigterm()
     stacks.arm()
     worker.interrupts.install()
     worker.start()
