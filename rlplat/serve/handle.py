@@ -45,6 +45,14 @@ class Routes:
     ongoing: dict[str, int] = field(default_factory=dict)
     models: dict[str, set[str]] = field(default_factory=dict)
     """Those that each replica has, as far as this process knows; empty where its class loads none."""
+    calls: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """`replica.call` by the replica's name and what messages are to call it."""
+
+    def call_of(self, replica: str, name: str) -> Any:
+        call = self.calls.get((replica, name))
+        if call is None:  # (options take twice as long as the rest of a call)
+            call = self.calls[replica, name] = self.replicas[replica].call.options(name=name)
+        return call
 
     def choose(self, model_id: str = "", gone: Container[str] = ()) -> str | None:
         """gone: replicas that have ended, which this process may not have been told yet."""
@@ -70,7 +78,7 @@ def routes_of(deployment: str) -> Routes:
 def set_routes(deployment: str, replicas: dict[str, Any], leaving: dict[str, Any]) -> None:
     """What the controller tells every process that has handles."""
     routes = _routes.setdefault(deployment, Routes())
-    routes.replicas, routes.leaving = dict(replicas), dict(leaving)
+    routes.replicas, routes.leaving, routes.calls = dict(replicas), dict(leaving), {}
     routes.ongoing = {name: routes.ongoing.get(name, 0) for name in replicas}
     routes.models = {name: models for name, models in routes.models.items() if name in replicas}
 
@@ -173,8 +181,8 @@ class Response:
             self._ref = None
             return
         _count(self._handle.deployment, self._replica, 1)
-        actor = routes.replicas[self._replica]
-        self._ref = actor.call.remote(self._handle.method, self._handle.model_id, *self._args, **self._kwargs)
+        call = routes.call_of(self._replica, self._handle.call_name)
+        self._ref = call.remote(self._handle.method, self._handle.model_id, *self._args, **self._kwargs)
 
     def _release(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
@@ -275,7 +283,12 @@ class Handle:
         return Handle, (self.deployment, self.method, self.retry, self.model_id)
 
     def __repr__(self) -> str:
-        return f"Handle({self.deployment}.{self.method})"
+        return f"Handle({self.call_name})"
+
+    @property
+    def call_name(self) -> str:
+        """What messages call a call of it: the user knows no `Replica.call`."""
+        return f"{self.deployment}.{self.method}"
 
     def options(self, *, retry: bool | None = None, model_id: str | None = None) -> Handle:
         """The same with other options. retry=False: a call whose replica dies raises `ActorDied`; its method runs at
@@ -302,10 +315,10 @@ class Handle:
             while (replica := routes_of(self.deployment).choose(self.model_id, gone)) is None:
                 _require_patience(self, give_up)
                 await asyncio.sleep(0.01)
-            actor = routes_of(self.deployment).replicas[replica]
+            stream = routes_of(self.deployment).replicas[replica].stream.options(name=self.call_name)
             _count(self.deployment, replica, 1)
             try:
-                refs = actor.stream.remote(self.method, self.model_id, *args, **kwargs)
+                refs = stream.remote(self.method, self.model_id, *args, **kwargs)
                 for number in itertools.count():
                     try:
                         value = await (await anext(refs))

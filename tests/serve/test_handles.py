@@ -15,7 +15,7 @@ import pytest
 
 import rlplat
 from rlplat import serve
-from rlplat.errors import ActorDied, GetTimeout, RlplatError
+from rlplat.errors import ActorDied, GetTimeout, RlplatError, SerializationError
 from rlplat.serve.handle import Routes, all_routes, routes_of
 from rlplat.serve.refusals import Refused
 from tests.patience import soon
@@ -201,6 +201,19 @@ def test_a_method_that_exits_fails_its_call_and_no_replica() -> None:
             with pytest.raises(TypeError, match=r"yields; call \.stream\(\)"):
                 method.remote().result(5)
         assert handle.pid.remote(_method="").result(5) == pid
+
+
+@pytest.mark.usefixtures("cluster")
+def test_messages_name_the_method_that_was_called() -> None:
+    with serve.run(apps.Back.bind(), port=None) as running:
+        with pytest.raises(GetTimeout, match=r"first Back\.__call__, which is with worker"):
+            running.handle.remote(1.0).result(0.1)
+        with pytest.raises(TypeError, match=r"^Back\.pid \(worker"):
+            running.handle.pid.remote(1).result(10)
+        with pytest.raises(SerializationError, match=r"an argument of Back\.pid cannot be pickled"):
+            running.handle.pid.remote(threading.Lock())
+        with pytest.raises(TypeError, match=r"^Back\.ticks \(worker"):
+            list(running.handle.ticks.stream(1, 2))
 
 
 @pytest.mark.usefixtures("cluster")
