@@ -2,19 +2,21 @@
 
     runs/bench/ppo-CartPole-v1/  seed-1/ ... seed-5/       a run each
 
-Each run has one core and idle priority (whatever else wants the core goes first), as many at once as there are cores.
+Each run has one core and idle priority (whatever else wants the core goes first), as many at once as there are cores;
+two of these commands share the cores.
 The same command again goes on where it was: runs that have ended stay, one that was cut off continues from its
 checkpoint, one that failed begins again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -77,10 +79,8 @@ def run(arguments: list[str]) -> int:
         for seed in parse_seeds(options.seeds)  # a first seed of all cells before a second of any
         for name, cell in cells.items()
     )
-    cores = deque(sorted(os.sched_getaffinity(0)))
-    while options.jobs is not None and len(cores) > options.jobs:
-        cores.pop()
-    failed = _train_all(runs, cores)
+    num_cores = len(os.sched_getaffinity(0))
+    failed = _train_all(runs, min(options.jobs or num_cores, num_cores))
     if failed is None:
         return 130
     from rlplat.cli.view import compare
@@ -109,20 +109,18 @@ def _cell_of(text: str) -> Cell:
     return Cell(None, None, text)
 
 
-def _train_all(runs: deque[tuple[list[str], int, Path]], cores: deque[int]) -> list[Path] | None:
+def _train_all(runs: deque[tuple[list[str], int, Path]], jobs: int) -> list[Path] | None:
     """Directories of the runs that failed; None: it was interrupted, and each run has saved a checkpoint."""
     total, ended, failed = len(runs), 0, []
-    going: dict[subprocess.Popen[bytes], tuple[int, Path, float]] = {}
+    going: dict[subprocess.Popen[bytes], tuple[Path, float]] = {}
     try:
         while runs or going:
-            while runs and cores:
+            while runs and len(going) < jobs:
                 words, seed, path = runs.popleft()
                 path.parent.mkdir(parents=True, exist_ok=True)
-                core = cores.popleft()
-                going[_start(words, seed, path, core)] = core, path, time.monotonic()
+                going[_start(words, seed, path, _free_core())] = path, time.monotonic()
             for child in [each for each in going if each.poll() is not None]:
-                core, path, began_s = going.pop(child)
-                cores.append(core)
+                path, began_s = going.pop(child)
                 ended += 1
                 failed += [path] if child.returncode else []
                 print(
@@ -138,6 +136,17 @@ def _train_all(runs: deque[tuple[list[str], int, Path]], cores: deque[int]) -> l
         print("\ninterrupted; the same command goes on", file=sys.stderr)
         return None
     return failed
+
+
+def _free_core() -> int:
+    """Where the fewest processes run as these do: those of another `rlplat bench` count, and of one that was killed."""
+    taken: Counter[int] = Counter()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it ends just now
+            cores = os.sched_getaffinity(int(name))
+            if len(cores) == 1 and os.sched_getscheduler(int(name)) == os.SCHED_IDLE:
+                taken.update(cores)
+    return min(sorted(os.sched_getaffinity(0)), key=taken.__getitem__)
 
 
 def _start(words: Sequence[str], seed: int, path: Path, core: int) -> subprocess.Popen[bytes]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlplat.cli import main
+from rlplat.cli import bench, main
 
 CELL = "algo: ppo\nenv: CartPole-v1\nnum_rollout_workers: 0\nstop: {{env_steps: {}}}\n"
 
@@ -44,6 +44,25 @@ def test_an_algorithm_and_an_environment_without_a_config_of_their_own(tmp_path:
     assert "env_steps: 600" in config and "num_rollout_workers: 0" in config and "Taxi-v4" in config
     out = capsys.readouterr().out
     assert "Taxi-v4: eval/return_mean" in out  # and no training episode has ended: no return over the run
+
+
+def test_runs_of_another_bench_keep_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both began with the lowest core, and left the others to nobody."""
+    affinity = {0: {2, 3, 5}, 11: {2}, 12: {3}, 13: {3}, 14: {2, 3, 5}, 15: {5}}
+    ordinary = {15}  # pinned for another reason
+
+    def affinity_of(pid: int) -> set[int]:
+        if pid == 16:
+            raise ProcessLookupError
+        return affinity[pid]
+
+    monkeypatch.setattr(os, "listdir", lambda path: ["11", "12", "13", "14", "15", "16", "self"])
+    monkeypatch.setattr(os, "sched_getaffinity", affinity_of)
+    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER if pid in ordinary else os.SCHED_IDLE)
+    assert bench._free_core() == 5
+    affinity |= {17: {5}, 18: {5}}
+    monkeypatch.setattr(os, "listdir", lambda path: map(str, range(11, 19)))
+    assert bench._free_core() == 2
 
 
 @pytest.mark.process
