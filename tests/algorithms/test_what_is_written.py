@@ -374,8 +374,11 @@ class MyConfig(ppo.PPOConfig):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"ppo_loss": staticmethod(lambda: 0)}, r"Sub\.ppo_loss is called by nothing; .* replaces are here: loss"),
-        ({"compute_loss": lambda self: 0}, r"Sub\.compute_loss is called by nothing"),
+        (
+            {"ppo_loss": staticmethod(lambda *columns: 0)},
+            r"Sub\.ppo_loss is called by nothing; .* replaces are here: loss",
+        ),
+        ({"compute_loss": lambda self, batch: 0}, r"Sub\.compute_loss is called by nothing"),
         ({"losses": {"loss": len}}, r"Sub\.losses is .*a tuple of names"),
         (
             {"losses": ("my_loss",), "my_loss": staticmethod(len)},
@@ -397,7 +400,8 @@ def test_helpers_of_a_loss_may_have_any_name() -> None:
     def step(self: Any) -> Any:
         return [self.my_loss() for _ in range(2)]
 
-    helper = staticmethod(lambda: 0)
+    helper = staticmethod(lambda value: 0)
+    computation_of(type("Sub", (ppo.PPO,), {"plot_losses": lambda self: 0}))
     computation_of(type("Sub", (ppo.PPO,), {"kl_loss": helper, "loss": staticmethod(loss)}))
     computation_of(type("Sub", (ppo.PPO,), {"my_loss": helper, "step": step}))
     computation_of(type("Sub", (ppo.PPO,), {"my_loss": helper, "nets": {"torch": ppo.TorchPPO}}))
