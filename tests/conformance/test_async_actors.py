@@ -32,9 +32,13 @@ class Meeting:
         return x
 
     async def count(self, rounds: int) -> int:
-        """How many coroutines are in here at once, at most."""
+        """How many coroutines are in here at once, at most; the first wait for `expected`."""
         self.here += 1
         self.most = max(self.most, self.here)
+        if self.here == self.expected:
+            self.everybody.set()
+        if self.expected:
+            await self.everybody.wait()
         for _ in range(rounds):
             await asyncio.sleep(0)
         self.here -= 1
@@ -63,7 +67,7 @@ def test_hundreds_of_coroutines_are_in_flight_at_once(backend: str) -> None:
 
 @pytest.mark.beside("coroutines")
 def test_max_concurrency_bounds_the_coroutines(backend: str) -> None:
-    actor = meeting(max_concurrency=3).remote()
+    actor = meeting(max_concurrency=3).remote(expected=3)
     assert max(rlplat.get([actor.count.remote(5) for _ in range(30)], timeout=60)) == 3
 
 
