@@ -159,6 +159,9 @@ config says); IQM is the interquartile mean over the seeds, in brackets 95 % boo
 ± standard deviation over its episodes, with MuJoCo -v3 and LunarLander-v2 where ours are newer versions. The last
 column: `at least`, our IQM is their mean or more; `within`, our interval begins above their mean minus a deviation.
 
+Two things to keep in mind: budgets differ where the steps do (A3C on LunarLander has 20 times those of the published
+A2C), and PPO's values on Pendulum (five tried), HalfCheetah (three) and Walker2d (two) were chosen by these very seeds.
+
 **{at_least} of {compared} cells with a published value have its mean or more.**
 
 | cell | seeds | IQM | mean | worst seed | env steps | wall s | published | ours is |
