@@ -160,7 +160,7 @@ config says); IQM is the interquartile mean over the seeds, in brackets 95 % boo
 column: `at least`, our IQM is their mean or more; `within`, our interval begins above their mean minus a deviation.
 
 Two things to keep in mind: budgets differ where the steps do (A3C on LunarLander has 20 times those of the published
-A2C), and PPO's values on Pendulum (five tried), HalfCheetah (three) and Walker2d (two) were chosen by these very seeds.
+A2C), and PPO's values on Pendulum (six tried), HalfCheetah (three) and Walker2d (two) were chosen by these very seeds.
 
 **{at_least} of {compared} cells with a published value have its mean or more.**
 
